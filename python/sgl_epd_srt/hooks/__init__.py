@@ -1,0 +1,1 @@
+"""Hooks into SGLang, one file each; every file names the upstream symbol it was written for."""

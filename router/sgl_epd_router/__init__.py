@@ -1,0 +1,1 @@
+"""The HTTP router: OpenAI API in front of encode, prefill and decode pools."""
