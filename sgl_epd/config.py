@@ -52,11 +52,7 @@ def option(default: Any, help: str, **kwargs: Any) -> Any:
 def options_of(cls: type) -> dict[str, tuple[dataclasses.Field[Any], Option, Any]]:
     """Field name -> (field, option, resolved type) for every field made with `option`."""
     hints = typing.get_type_hints(cls)
-    return {
-        f.name: (f, f.metadata[_KEY], hints[f.name])
-        for f in dataclasses.fields(cls)
-        if _KEY in f.metadata
-    }
+    return {f.name: (f, f.metadata[_KEY], hints[f.name]) for f in dataclasses.fields(cls) if _KEY in f.metadata}
 
 
 def flag(name: str) -> str:
@@ -87,9 +83,7 @@ def build_parser(cls: type, prog: str, description: str) -> argparse.ArgumentPar
     return parser
 
 
-def _add_argument(
-    group: Any, name: str, field: dataclasses.Field[Any], opt: Option, hint: Any
-) -> None:
+def _add_argument(group: Any, name: str, field: dataclasses.Field[Any], opt: Option, hint: Any) -> None:
     names = [flag(name), *opt.aliases]
     shown = "" if opt.secret or field.default in (None, (), "") else f" (default: {field.default})"
     text = (opt.help + shown).replace("%", "%%")
