@@ -1,0 +1,1 @@
+"""Training of the demo model: builds the tokenizer, draws conversations, trains, exports the checkpoint."""

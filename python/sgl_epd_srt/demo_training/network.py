@@ -1,0 +1,145 @@
+"""The transformers model, and a forward pass over its weights that is quick on CPUs.
+
+The quick forward differs from the stock one only in layout: pictures of one size attend as one batch, the patch
+convolution (the same frame twice) is one matrix product, and logits are computed for answer tokens alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sgl_epd_srt.demo_training.batches import CELL_CLASSES, Batch
+from sgl_epd_srt.demo_training.recipe import IMAGE_MEAN, IMAGE_STD, MERGE, PATCH, Recipe
+
+
+def build_model(recipe: Recipe, tokenizer: Any) -> Any:
+    """A freshly initialised `Qwen2VLForConditionalGeneration` in float32."""
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    token = tokenizer.convert_tokens_to_ids
+    config = Qwen2VLConfig(
+        text_config=dict(
+            vocab_size=recipe.vocab_size,
+            hidden_size=recipe.hidden,
+            intermediate_size=recipe.intermediate,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.kv_heads,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-6,
+            rope_theta=10_000.0,
+            rope_scaling={"type": "mrope", "mrope_section": list(recipe.mrope_section)},
+            bos_token_id=None,
+            eos_token_id=token("<|im_end|>"),
+            pad_token_id=token("<|endoftext|>"),
+        ),
+        vision_config=dict(
+            depth=recipe.vision_layers,
+            embed_dim=recipe.vision_dim,
+            hidden_size=recipe.hidden,
+            num_heads=recipe.vision_heads,
+            mlp_ratio=recipe.vision_mlp_ratio,
+            patch_size=PATCH,
+            spatial_merge_size=MERGE,
+            temporal_patch_size=2,
+            in_channels=3,
+        ),
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+        tie_word_embeddings=False,
+    )
+    config.architectures = ["Qwen2VLForConditionalGeneration"]
+    torch.manual_seed(recipe.seed)
+    model = Qwen2VLForConditionalGeneration(config).to(torch.float32)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02 if "embed_tokens" in name else parameter[0].numel() ** -0.5)
+    return model
+
+
+class TrainingNetwork(nn.Module):
+    """Losses of a batch. `cells` is a head for training only: it names the items in each cell of a picture."""
+
+    def __init__(self, model: Any, recipe: Recipe) -> None:
+        super().__init__()
+        self.model = model
+        self.cells = nn.Linear(recipe.hidden, CELL_CLASSES)
+        nn.init.constant_(self.cells.bias, -4.0)
+        self.register_buffer("mean", torch.tensor(IMAGE_MEAN).repeat_interleave(PATCH * PATCH) * 255)
+        self.register_buffer("std", torch.tensor(IMAGE_STD).repeat_interleave(PATCH * PATCH) * 255)
+
+    def cell_loss(self, features: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy of the cell labels, summed over classes and divided by the number of items."""
+        labels = torch.from_numpy(batch.cell_labels)
+        loss = F.binary_cross_entropy_with_logits(self.cells(features), labels, reduction="sum")
+        return loss / labels.sum().clamp(min=1)
+
+    def answer_loss(self, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy of the answers' tokens, and the fraction of tokens that are right."""
+        assert batch.ids is not None and batch.positions is not None
+        assert batch.targets is not None and batch.image_slots is not None
+        language = self.model.model.language_model
+        hidden = language.embed_tokens(torch.from_numpy(batch.ids))
+        rows, length, width = hidden.shape
+        slots = torch.from_numpy(batch.image_slots)
+        hidden = hidden.reshape(rows * length, width).index_copy(0, slots, features.to(hidden.dtype))
+        hidden = hidden.view(rows, length, width)
+        rope = language.rotary_emb(hidden, torch.from_numpy(batch.positions))
+        for layer in language.layers:  # rows are padded on the right, so the causal mask is enough
+            hidden = layer(hidden, attention_mask=None, position_embeddings=rope)
+        targets = torch.from_numpy(batch.targets).flatten()
+        wanted = targets.ge(0).nonzero().squeeze(1)
+        answers = language.norm(hidden.view(rows * length, width)[wanted])
+        logits = self.model.lm_head(answers).float()
+        right = (logits.argmax(-1) == targets[wanted]).float().mean()
+        return F.cross_entropy(logits, targets[wanted]), right
+
+    def see(self, batch: Batch) -> Tensor:
+        """The vision tower's output, one row a cell."""
+        visual = self.model.model.visual
+        pixels = (torch.from_numpy(batch.patches).float() - self.mean) / self.std
+        weight = visual.patch_embed.proj.weight
+        hidden = pixels @ weight.sum(2).flatten(1).T
+        cos, sin = _rotations(visual, batch.groups)
+        for block in visual.blocks:
+            hidden = hidden + _attend(block.attn, block.norm1(hidden), batch.groups, cos, sin)
+            hidden = hidden + block.mlp(block.norm2(hidden))
+        return visual.merger(hidden)
+
+
+def _rotations(visual: Any, groups: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for all patches, rows of (patches, 1, head dim)."""
+    places = []
+    for count, across, down in groups:
+        cell = torch.cartesian_prod(*(torch.arange(n) for n in (down, across, MERGE, MERGE)))
+        place = torch.stack([cell[:, 0] * MERGE + cell[:, 2], cell[:, 1] * MERGE + cell[:, 3]])
+        places.append(place.repeat(1, count))
+    if not places:
+        places = [torch.zeros(2, 0, dtype=torch.long)]
+    position = torch.cat(places, dim=1).T.float()
+    angles = (position[..., None] * visual.rotary_pos_emb.inv_freq).flatten(1)
+    angles = torch.cat([angles, angles], dim=-1)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def _attend(attn: Any, x: Tensor, groups: list[tuple[int, int, int]], cos: Tensor, sin: Tensor) -> Tensor:
+    heads, width = attn.num_heads, attn.head_dim
+    qkv = attn.qkv(x).view(-1, 3, heads, width)
+    q, k, v = qkv.unbind(1)
+    q, k = (t * cos + torch.cat([-t[..., width // 2 :], t[..., : width // 2]], -1) * sin for t in (q, k))
+    out, at = [], 0
+    for count, across, down in groups:
+        patches = across * down * MERGE * MERGE
+        q_, k_, v_ = (
+            t[at : at + count * patches].view(count, patches, heads, width).transpose(1, 2) for t in (q, k, v)
+        )
+        mixed = F.scaled_dot_product_attention(q_, k_, v_)
+        out.append(mixed.transpose(1, 2).reshape(count * patches, heads * width))
+        at += count * patches
+    return attn.proj(torch.cat(out)) if out else x

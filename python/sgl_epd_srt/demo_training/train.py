@@ -1,0 +1,150 @@
+"""Trains the demo model from nothing and writes the checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import multiprocessing as mp
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sgl_epd.demo import model_path, questions
+from sgl_epd.demo.samples import KINDS, sample
+from sgl_epd_srt.demo_training.batches import Batch, batches
+from sgl_epd_srt.demo_training.export import export
+from sgl_epd_srt.demo_training.filler import filler
+from sgl_epd_srt.demo_training.network import TrainingNetwork, build_model
+from sgl_epd_srt.demo_training.recipe import Recipe
+from sgl_epd_srt.demo_training.tokenizer import build_tokenizer
+
+_QUEUE = 6  # batches drawn ahead
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    recipe, args = _parse(argv)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(recipe.seed)
+    tokenizer = build_tokenizer(_corpus(recipe.seed), recipe.vocab_size)
+    model = build_model(recipe, tokenizer)
+    network = TrainingNetwork(model, recipe)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
+    total = recipe.vision_steps + recipe.single_steps + recipe.mixed_steps
+    optimizer = _optimizer(network, recipe)
+    started_at = time.monotonic()
+    meter = _Meter()
+    for step, batch in enumerate(_drawn_beside(tokenizer, recipe)):
+        lr = learning_rate(step, total, recipe)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        meter.add(_train_step(network, optimizer, batch, recipe))
+        if (step + 1) % args.log_every == 0:
+            print(f"step {step + 1}/{total} {time.monotonic() - started_at:.0f} s lr {lr:.1e} {meter.take()}", flush=True)
+        if args.save_every and (step + 1) % args.save_every == 0:
+            export(model, tokenizer, args.out)
+    export(model, tokenizer, args.out)
+    print(f"wrote {args.out} after {time.monotonic() - started_at:.0f} s", flush=True)
+
+
+def learning_rate(step: int, total: int, recipe: Recipe) -> float:
+    """Linear warm-up, again when the language model joins, then a cosine down to the final rate."""
+    since = step if step < recipe.vision_steps else step - recipe.vision_steps
+    warm = min(1.0, (since + 1) / recipe.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * step / total))
+    return warm * (recipe.final_lr + (recipe.peak_lr - recipe.final_lr) * cosine)
+
+
+def _train_step(network: TrainingNetwork, optimizer: Any, batch: Batch, recipe: Recipe) -> dict[str, float]:
+    features = network.see(batch)
+    cells = network.cell_loss(features, batch)
+    loss, seen = cells * recipe.cell_loss_weight, {"cells": float(cells.detach())}
+    if batch.ids is not None:
+        answers, right = network.answer_loss(features, batch)
+        loss = answers + 0.2 * loss
+        seen |= {"answers": float(answers.detach()), "right": float(right)}
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_norm)
+    optimizer.step()
+    return seen
+
+
+def _optimizer(network: TrainingNetwork, recipe: Recipe) -> torch.optim.Optimizer:
+    decayed = [p for n, p in network.named_parameters() if p.dim() > 1 and "embed" not in n]
+    others = [p for n, p in network.named_parameters() if not (p.dim() > 1 and "embed" not in n)]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.98), foreach=True)
+
+
+def _drawn_beside(tokenizer: Any, recipe: Recipe) -> Iterator[Batch]:
+    """The batches, drawn by a process of their own."""
+    context = mp.get_context("fork")
+    queue: Any = context.Queue(_QUEUE)
+    worker = context.Process(target=_draw, args=(tokenizer, recipe, queue), daemon=True)
+    worker.start()
+    try:
+        while (batch := queue.get(timeout=120)) is not None:
+            yield batch
+    finally:
+        worker.terminate()
+        worker.join()
+
+
+def _draw(tokenizer: Any, recipe: Recipe, queue: Any) -> None:
+    for batch in batches(tokenizer, recipe):
+        queue.put(batch)
+    queue.put(None)
+
+
+def _corpus(seed: int) -> Iterator[str]:
+    """Text that the tokenizer learns its merges from: questions, answers, roles, and filler."""
+    for kind in KINDS:
+        for index in range(150):
+            case = sample(kind, index, "train")
+            yield f"{case.question}\n{case.answer}"
+    rng = np.random.default_rng(seed)
+    for _ in range(200):
+        yield "system\nYou are a helpful assistant.\nuser\nassistant\n"
+        yield filler(rng, 40)
+    for prompts, answer in questions.SMALL_TALK:
+        yield from [answer, *prompts] * 20
+
+
+class _Meter:
+    """Means since the last look."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[float]] = {}
+
+    def add(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._seen.setdefault(name, []).append(value)
+
+    def take(self) -> str:
+        text = " ".join(f"{name} {np.mean(values):.4f}" for name, values in self._seen.items())
+        self._seen.clear()
+        return text
+
+
+def _parse(argv: Sequence[str] | None) -> tuple[Recipe, argparse.Namespace]:
+    parser = argparse.ArgumentParser(prog="python -m sgl_epd.demo.train", description=__doc__)
+    parser.add_argument("--out", type=Path, default=model_path(), help="folder of the checkpoint")
+    parser.add_argument("--threads", type=int, default=1, help="one core trains, the other draws")
+    parser.add_argument("--log-every", type=int, default=50)
+    parser.add_argument("--save-every", type=int, default=0, help="write the checkpoint every N steps too")
+    for field in dataclasses.fields(Recipe):
+        if field.type in ("int", "float"):
+            kind = int if field.type == "int" else float
+            parser.add_argument("--" + field.name.replace("_", "-"), type=kind, default=field.default)
+    args = parser.parse_args(argv)
+    numbers = {f.name: getattr(args, f.name) for f in dataclasses.fields(Recipe) if hasattr(args, f.name)}
+    return Recipe(**numbers), args
+
+
+if __name__ == "__main__":
+    main()

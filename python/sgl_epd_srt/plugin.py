@@ -1,0 +1,39 @@
+"""The entry point that SGLang calls in each of its processes (group `sglang.srt.plugins`).
+
+Outside of a worker that `sgl_epd.launch_server` started it does nothing: an environment that has sgl-epd installed
+runs stock SGLang unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from sgl_epd.errors import EngineMismatchError
+
+ROLE_ENV = "SGL_EPD_ROLE"
+
+
+def load() -> None:
+    """Install the hooks that this process's role and device need; ends the process if SGLang is not the pinned one."""
+    role = os.environ.get(ROLE_ENV)
+    if not role:
+        return
+    try:
+        install(role, on_cpu=os.environ.get("SGLANG_USE_CPU_ENGINE") == "1")
+    except EngineMismatchError as error:
+        # SystemExit, since SGLang's loader swallows every Exception of a plugin and would serve without the hooks.
+        sys.exit(f"sgl-epd: {error}")
+
+
+def install(role: str, *, on_cpu: bool) -> None:
+    from sgl_epd_srt.hooks import cpu_kv_sender, fork_start, idle_sleep, mm_processors
+    from sgl_epd_srt.upstream import check_version
+
+    check_version()
+    mm_processors.install()
+    idle_sleep.install()
+    if on_cpu:
+        fork_start.install()
+    if on_cpu and role in ("prefill", "decode"):
+        cpu_kv_sender.install()
