@@ -1,0 +1,62 @@
+"""From `RouterConfig` to the pure objects that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sgl_epd_router.args import RouterConfig
+from sgl_epd_router.flags import WorkerArg
+from sgl_epd_router.policies import PolicyConfig, make_policy
+from sgl_epd_router.registry import Registry, RegistryConfig
+from sgl_epd_router.worker import Role, WorkerSpec
+
+
+def build_registry(config: RouterConfig, now: float) -> Registry:
+    """All four pools, filled with the workers that the flags name."""
+    policies = {role: make_policy(name, policy_config(config)) for role, name in policy_names(config).items()}
+    registry = Registry(policies, RegistryConfig())
+    for spec in worker_specs(config):
+        registry.add(spec, now)
+    return registry
+
+
+def policy_names(config: RouterConfig) -> dict[Role, str]:
+    return {
+        Role.ENCODE: config.encode_policy or "consistent_hashing",
+        Role.PREFILL: config.prefill_policy or config.policy,
+        Role.DECODE: config.decode_policy or "least_load",
+        Role.REGULAR: config.policy,
+    }
+
+
+def policy_config(config: RouterConfig) -> PolicyConfig:
+    return PolicyConfig(
+        cache_threshold=config.cache_threshold,
+        balance_abs_threshold=config.balance_abs_threshold,
+        balance_rel_threshold=config.balance_rel_threshold,
+        max_tree_size=config.max_tree_size,
+        load_factor=config.hash_load_factor,
+        bucket_adjust_interval_s=config.bucket_adjust_interval_secs,
+    )
+
+
+def worker_specs(config: RouterConfig) -> Iterator[WorkerSpec]:
+    key = config.worker_api_key
+    for url in config.worker_urls:
+        yield WorkerSpec(url, Role.REGULAR, api_key=key)
+    for arg in config.encode:
+        yield WorkerSpec(arg.url, Role.ENCODE, api_key=key)
+    for arg in config.prefill:
+        yield _prefill_spec(arg, config)
+    for arg in config.decode:
+        yield WorkerSpec(arg.url, Role.DECODE, api_key=key)
+
+
+def _prefill_spec(arg: WorkerArg, config: RouterConfig) -> WorkerSpec:
+    return WorkerSpec(
+        arg.url,
+        Role.PREFILL,
+        bootstrap_port=arg.bootstrap_port,
+        encoder_port=arg.encoder_port or config.encoder_bootstrap_port,
+        api_key=config.worker_api_key,
+    )
