@@ -29,6 +29,9 @@
 enum { KEEP = 8192, HEAD_MAX = 16384, NONCE_LEN = 16, MAX_LISTENERS = 16, MAX_FDS = 65536, READ_SIZE = 1 << 18 };
 static const char NONCE_MARK[] = "nonce:";
 static const char END_MARK[] = "ENDOFIMG";
+/* vllm-router looks for these in a prefill answer and logs a warning for each request without them. */
+static const char KV_PARAMS[] = ",\"kv_transfer_params\":{\"do_remote_prefill\":true,\"remote_engine_id\":\"mock\",\"remote_block_ids\":"
+                                "[1],\"remote_host\":\"127.0.0.1\",\"remote_port\":1}";
 
 struct listener {
     int fd, port, decode;
@@ -210,8 +213,8 @@ static void serve_leg(struct conn *c) {
         snprintf(body, sizeof body,
                  "{\"id\":\"mock\",\"object\":\"chat.completion\",\"created\":1700000000,\"model\":\"mock\",\"choices\":[{\"index\":0,"
                  "\"message\":{\"role\":\"assistant\",\"content\":\"%s\"},\"logprobs\":null,\"finish_reason\":\"stop\"}],"
-                 "\"usage\":{\"prompt_tokens\":8,\"completion_tokens\":1,\"total_tokens\":9}}",
-                 c->nonce);
+                 "\"usage\":{\"prompt_tokens\":8,\"completion_tokens\":1,\"total_tokens\":9}%s}",
+                 c->nonce, c->at->decode ? "" : KV_PARAMS);
     reply_json(c, body);
 }
 

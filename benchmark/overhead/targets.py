@@ -43,8 +43,8 @@ class Target:
     legs: int = 2
 
 
-def _pd_flags(site: Site) -> list[str]:
-    flags = ["--pd-disaggregation", "--host", "127.0.0.1", "--port", str(site.router_port)]
+def _pd_flags(site: Site, mode: str = "--pd-disaggregation") -> list[str]:
+    flags = [mode, "--host", "127.0.0.1", "--port", str(site.router_port)]
     for port in site.prefill:
         flags += ["--prefill", f"http://127.0.0.1:{port}", str(BOOTSTRAP_PORT)]
     for port in site.decode:
@@ -58,13 +58,16 @@ def _ours(site: Site, *extra: str) -> list[str]:
 
 
 def targets(peers_python: Path) -> list[Target]:
-    """Ours with the peers' policy, ours as it comes, the peers, and no router at all."""
+    """Ours with the peers' policy, ours as it comes, the peers, and no router at all.
 
-    def peer(*module: str) -> Callable[[Site], list[str]]:
+    vllm-router sends its two legs one after the other, as vLLM's prefill must end first; the others send both at once.
+    """
+
+    def peer(*module: str, mode: str = "--pd-disaggregation") -> Callable[[Site], list[str]]:
         return lambda site: [
             str(peers_python),
             *("-m", *module),
-            *_pd_flags(site),
+            *_pd_flags(site, mode),
             *("--policy", "random", "--prometheus-port", str(site.metrics_port)),
         ]
 
@@ -74,7 +77,7 @@ def targets(peers_python: Path) -> list[Target]:
         Target("sgl-epd (default policies)", _ours),
         Target("mini_lb", peer("sglang_router.launch_router", "--mini-lb")),
         Target("sglang-router", peer("sglang_router.launch_router")),
-        Target("vllm-router", peer("vllm_router.launch_router")),
+        Target("vllm-router", peer("vllm_router.launch_router", mode="--vllm-pd-disaggregation")),
     ]
 
 
