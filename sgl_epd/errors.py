@@ -4,6 +4,10 @@ EpdError
 ├── ConfigError          wrong flag, file or environment value: exit code 2 and a sentence that helps
 ├── EngineMismatchError  an upstream symbol is not what a hook was written for: the worker must not start
 ├── WorkerError          a worker could not be started or died
+├── TransportError       a connection to a peer failed (`sgl_epd.net`)
+│   ├── ConnectError         no connection could be made: nothing was sent
+│   ├── DisconnectedError    the peer went away before its answer was complete
+│   └── PeerProtocolError    the peer sent something that is not HTTP/1.1
 └── RequestError         ends one request; carries the HTTP status and OpenAI's error fields
     ├── BadRequestError          400  the client's input is wrong
     ├── AuthenticationError      401
@@ -37,6 +41,22 @@ class EngineMismatchError(EpdError):
 
 class WorkerError(EpdError):
     """A worker process could not be started, or died and cannot be replaced."""
+
+
+class TransportError(EpdError):
+    """A connection to a peer failed; says nothing about who is to blame."""
+
+
+class ConnectError(TransportError):
+    """No connection could be made in time, so the peer has seen nothing of the request."""
+
+
+class DisconnectedError(TransportError):
+    """The peer closed or reset the connection before its answer was complete."""
+
+
+class PeerProtocolError(TransportError):
+    """The peer's bytes are not a well-formed HTTP/1.1 message."""
 
 
 class RequestError(EpdError):
