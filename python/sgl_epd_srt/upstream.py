@@ -6,12 +6,13 @@ process instead: `EngineMismatchError` becomes `SystemExit` in `plugin.load`, wh
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import importlib
 import importlib.metadata
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from sgl_epd.errors import EngineMismatchError
@@ -51,11 +52,10 @@ def expect(path: str, digest: str) -> Any:
     return symbol
 
 
-def wrap(path: str, digest: str, wrapper: Callable[..., Any], *, also: Iterable[str] = ()) -> None:
-    """Replace the function at `path` by `wrapper(original, *args, **kwargs)`.
+def wrap(path: str, digest: str, wrapper: Callable[..., Any]) -> None:
+    """Replace the function at `path` by `wrapper(original, *args, **kwargs)`, also where it was imported by name.
 
-    `also` names modules that imported the function by name and hold a reference of their own. Calling it twice for one
-    path is a no-op, because a forked process inherits the patch and loads the plugin again.
+    Calling it twice for one path is a no-op, because a forked process inherits the patch and loads the plugin again.
     """
     owner_path, name = path.rsplit(".", 1)
     owner = pkgutil.resolve_name(owner_path)
@@ -63,14 +63,13 @@ def wrap(path: str, digest: str, wrapper: Callable[..., Any], *, also: Iterable[
         return
     original = expect(path, digest)
 
+    @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
         return wrapper(original, *args, **kwargs)
 
-    patched.__name__, patched.__doc__, patched.__module__ = original.__name__, original.__doc__, original.__module__
     patched.__sgl_epd_original__ = original  # type: ignore[attr-defined]
     setattr(owner, name, patched)
-    for module_name in also:
-        module = importlib.import_module(module_name)
-        if getattr(module, name, None) is not original:
-            raise EngineMismatchError(f"{module_name} no longer imports {path} by name; the hook would not reach it")
-        setattr(module, name, patched)
+    # Modules imported later bind the patched function; those imported before hold a reference of their own.
+    for module in [m for n, m in sys.modules.items() if n.startswith("sglang.")]:
+        if vars(module).get(name) is original:
+            setattr(module, name, patched)

@@ -19,6 +19,7 @@ from sgl_epd_srt.demo_training.conversations import (
     random_grid,
     random_picture,
 )
+from sgl_epd_srt.demo_training.crowd import crowd_size, draw_crowd
 from sgl_epd_srt.demo_training.recipe import CELL, MERGE, PATCH, Recipe
 
 CELL_CLASSES = 10 + len(SHAPES) * len(COLOURS)
@@ -66,7 +67,9 @@ def grid_of(image: Image.Image) -> Grid:
 def picture_batch(rng: np.random.Generator, count: int) -> Batch:
     """Pictures alone, to train the vision tower."""
     grids = [random_grid(rng) for _ in range(4)]
-    pictures = [random_picture(rng, grids[i % len(grids)]) for i in range(count)]
+    pictures = [
+        draw_crowd(rng, crowd_size(grids[i % 4])) if i % 5 else random_picture(rng, grids[i % 4]) for i in range(count)
+    ]
     return _with_pictures(pictures)[0]
 
 

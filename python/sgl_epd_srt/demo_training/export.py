@@ -19,6 +19,7 @@ def export(model: Any, tokenizer: Any, folder: Path) -> None:
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _patch_config(folder / "config.json")
+    _patch_tokenizer_config(folder / "tokenizer_config.json")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     _write(
         folder / "generation_config.json",
@@ -50,6 +51,15 @@ def export(model: Any, tokenizer: Any, folder: Path) -> None:
             "merge_size": MERGE,
         },
     )
+
+
+def _patch_tokenizer_config(path: Path) -> None:
+    """The class name that every version of transformers and SGLang knows."""
+    config = json.loads(path.read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    del config["backend"]
+    _write(path, config)
 
 
 def _patch_config(path: Path) -> None:

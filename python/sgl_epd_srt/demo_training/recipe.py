@@ -33,7 +33,7 @@ class Recipe:
     warmup_steps: int = 100
     weight_decay: float = 0.05
     clip_norm: float = 1.0
-    cell_loss_weight: float = 1.0
+    cell_loss_weight: float = 0.2  # beside the answers' loss
 
 
 PATCH = 14

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    wrap("sglang.srt.entrypoints.engine._set_envs_and_config", "@engine_set_envs", _then_fork)
+    wrap("sglang.srt.entrypoints.engine._set_envs_and_config", "b3ddd8a51c62", _then_fork)
 
 
 def _then_fork(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -18,7 +18,7 @@ WAITING_POLL_MS = 1
 
 
 def install() -> None:
-    wrap("sglang.srt.managers.scheduler.Scheduler.maybe_sleep_on_idle", "@maybe_sleep", _sleep)
+    wrap("sglang.srt.managers.scheduler.Scheduler.maybe_sleep_on_idle", "3c39e1fe8220", _sleep)
 
 
 def _sleep(original: Callable[..., None], scheduler: Any) -> None:

@@ -25,13 +25,8 @@ PACKAGE = "sglang.srt.multimodal.processors"
 
 def install() -> None:
     # The loop below relies on how a processor declares its models and on how upstream registers it.
-    expect("sglang.srt.managers.multimodal_processor.get_mm_processor_cls", "@get_mm_processor_cls")
-    wrap(
-        "sglang.srt.managers.multimodal_processor.import_processors",
-        "@import_processors",
-        _import_wanted,
-        also=("sglang.srt.managers.tokenizer_manager", "sglang.srt.disaggregation.encoder.receiver"),
-    )
+    expect("sglang.srt.managers.multimodal_processor.get_mm_processor_cls", "8d80939cb17c")
+    wrap("sglang.srt.managers.multimodal_processor.import_processors", "4e9b437f5ae7", _import_wanted)
 
 
 def _import_wanted(original: Callable[..., None], package_name: str, overwrite: bool = False) -> None:
