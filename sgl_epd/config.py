@@ -36,7 +36,7 @@ class Option:
     help: str
     group: str = "general"
     choices: tuple[str, ...] | None = None
-    metavar: str | None = None
+    metavar: str | tuple[str, ...] | None = None
     parse: Callable[[Any], Any] | None = None
     nargs: str | None = None
     repeat: bool = False
@@ -45,8 +45,9 @@ class Option:
 
 
 def option(default: Any, help: str, **kwargs: Any) -> Any:
-    """A dataclass field with its command-line description."""
-    return dataclasses.field(default=default, metadata={_KEY: Option(help=help, **kwargs)})
+    """A dataclass field with its command-line description. A secret one is left out of the config's `repr`."""
+    spec = Option(help=help, **kwargs)
+    return dataclasses.field(default=default, repr=not spec.secret, metadata={_KEY: spec})
 
 
 def options_of(cls: type) -> dict[str, tuple[dataclasses.Field[Any], Option, Any]]:
@@ -70,6 +71,7 @@ def build_parser(cls: type, prog: str, description: str) -> argparse.ArgumentPar
     """The `--help` of a door: one argument group for each `Option.group`, in order of first appearance."""
     parser = _Parser(
         prog=prog,
+        usage=f"{prog} [options]",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -85,18 +87,47 @@ def build_parser(cls: type, prog: str, description: str) -> argparse.ArgumentPar
 
 def _add_argument(group: Any, name: str, field: dataclasses.Field[Any], opt: Option, hint: Any) -> None:
     names = [flag(name), *opt.aliases]
-    shown = "" if opt.secret or field.default in (None, (), "") else f" (default: {field.default})"
-    text = (opt.help + shown).replace("%", "%%")
-    kwargs: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
+    kwargs: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+    text = (opt.help + _shown_default(field.default, opt)).replace("%", "%%")
     if hint is bool:
-        group.add_argument(*names, action=argparse.BooleanOptionalAction, **kwargs)
+        _add_switch(group, names, field.default, text, kwargs)
         return
-    kwargs["metavar"] = opt.metavar or name.upper()
+    kwargs["metavar"] = opt.metavar or _metavar(name, opt, hint)
     if opt.nargs:
         kwargs["nargs"] = opt.nargs
     if opt.repeat:
         kwargs["action"] = "append"
-    group.add_argument(*names, **kwargs)
+    group.add_argument(*names, help=text, **kwargs)
+
+
+def _add_switch(group: Any, names: list[str], default: Any, text: str, kwargs: dict[str, Any]) -> None:
+    """Both `--x` and `--no-x` work; `--help` shows the one that changes something."""
+    negative = ["--no-" + name.removeprefix("--") for name in names]
+    hidden = argparse.SUPPRESS
+    group.add_argument(*names, action="store_const", const=True, help=hidden if default else text, **kwargs)
+    group.add_argument(*negative, action="store_const", const=False, help=text if default else hidden, **kwargs)
+
+
+def _metavar(name: str, opt: Option, hint: Any) -> str:
+    if opt.choices:
+        return "{" + ",".join(opt.choices) + "}"
+    plain = _strip_optional(_element(hint) if opt.repeat or opt.nargs else hint)
+    if plain in (int, float):
+        return {"secs": "SECS", "ms": "MS"}.get(name.rpartition("_")[2], "N")
+    return name.rpartition("_")[2].upper()
+
+
+def _shown_default(default: Any, opt: Option) -> str:
+    if opt.secret or default in (None, (), "") or isinstance(default, bool):
+        return ""
+    shown = (
+        " ".join(map(str, default))
+        if isinstance(default, tuple)
+        else f"{default:g}"
+        if isinstance(default, float)
+        else default
+    )
+    return f" (default: {shown})"
 
 
 def parse(

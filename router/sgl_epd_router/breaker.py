@@ -31,88 +31,94 @@ class BreakerConfig:
 class Breaker:
     """Closed -> open after too many failures -> half-open after `timeout_s` -> closed after successful trials.
 
-    Opens on `failure_threshold` failures in a row, or on as many within `window_s` when they are at least half of all
-    calls there: a busy worker with a failure now and then stays in.
+    Opens on `failure_threshold` failures in a row, or on as many within `window_s` if there were no more successes
+    since the first of them: a busy worker that fails now and then stays in. Half-open lets as many trials through at
+    once as must succeed; the first that fails opens it again.
     """
 
-    __slots__ = ("_config", "_failures", "_run", "_successes", "_trial_successes", "_trials", "opened_at", "state")
+    __slots__ = ("_config", "_failures", "_in_a_row", "_phase", "_successes", "_trials", "_won", "opened_at", "state")
 
     def __init__(self, config: BreakerConfig) -> None:
         self._config = config
         self.state = BreakerState.CLOSED
-        self.opened_at = 0.0
-        self._run = 0
-        self._failures: deque[float] = deque(maxlen=config.failure_threshold)
+        self.opened_at = float("-inf")
+        self._in_a_row = 0
         self._successes = 0
+        self._failures: deque[tuple[float, int]] = deque(maxlen=config.failure_threshold)
+        """(when, successes before it), the latest `failure_threshold` ones."""
+        self._phase = 0
         self._trials = 0
-        self._trial_successes = 0
+        self._won = 0
 
     @property
-    def reopens_at(self) -> float:
+    def half_open_at(self) -> float:
         """When an open breaker lets trials through."""
         return self.opened_at + self._config.timeout_s
 
     def allows(self, now: float) -> bool:
-        """Whether a request may be sent now. Half-open allows as many trials at once as must succeed."""
+        """Whether a request may be sent now."""
         if self.state is BreakerState.CLOSED:
             return True
-        if self.state is BreakerState.OPEN and now >= self.reopens_at:
-            self._enter_half_open()
-        return self.state is BreakerState.HALF_OPEN and self._trials < self._config.success_threshold
+        if self.state is BreakerState.OPEN and now >= self.half_open_at:
+            self._enter(BreakerState.HALF_OPEN)
+        return self.state is BreakerState.HALF_OPEN and self._trials + self._won < self._config.success_threshold
 
-    def start(self, now: float) -> bool:
-        """A request is being sent; returns whether it is a trial, to be given back to `record_*`."""
+    def start(self) -> int:
+        """A request is being sent. Returns which half-open phase it is a trial of (0: none), for `record_*`."""
         if self.state is not BreakerState.HALF_OPEN:
-            return False
+            return 0
         self._trials += 1
-        return True
+        return self._phase
 
-    def record_success(self, now: float, trial: bool = False) -> None:
-        self._run = 0
+    def record_success(self, now: float, trial: int = 0) -> None:
         if self.state is BreakerState.CLOSED:
+            self._in_a_row = 0
             self._successes += 1
         elif self._end_trial(trial):
-            self._trial_successes += 1
-            if self._trial_successes >= self._config.success_threshold:
-                self.reset()
+            self._won += 1
+            if self._won >= self._config.success_threshold:
+                self.close()
 
-    def record_failure(self, now: float, trial: bool = False) -> None:
+    def record_failure(self, now: float, trial: int = 0) -> None:
         if not self._config.enabled:
             return
-        if self.state is BreakerState.HALF_OPEN and self._end_trial(trial):
+        if self._end_trial(trial):
             self.open(now)
         elif self.state is BreakerState.CLOSED:
-            self._run += 1
-            self._failures.append(now)
+            self._in_a_row += 1
+            self._failures.append((now, self._successes))
             if self._should_open(now):
                 self.open(now)
 
-    def record_neutral(self, trial: bool = False) -> None:
+    def record_neutral(self, trial: int = 0) -> None:
         """The request ended without saying anything about the worker (cancelled)."""
         self._end_trial(trial)
 
     def open(self, now: float) -> None:
-        self.state = BreakerState.OPEN
         self.opened_at = now
-        self._trials = self._trial_successes = 0
+        self._enter(BreakerState.OPEN)
 
-    def reset(self) -> None:
-        self.state = BreakerState.CLOSED
-        self._run = self._successes = self._trials = self._trial_successes = 0
+    def close(self) -> None:
+        self._enter(BreakerState.CLOSED)
+
+    def _enter(self, state: BreakerState) -> None:
+        self.state = state
+        self._phase += 1
+        self._trials = self._won = self._in_a_row = self._successes = 0
         self._failures.clear()
 
-    def _enter_half_open(self) -> None:
-        self.state = BreakerState.HALF_OPEN
-        self._trials = self._trial_successes = 0
-
-    def _end_trial(self, trial: bool) -> bool:
-        if not trial or self.state is not BreakerState.HALF_OPEN:
+    def _end_trial(self, trial: int) -> bool:
+        """False if the request was no trial of the present half-open phase."""
+        if self.state is not BreakerState.HALF_OPEN or trial != self._phase:
             return False
-        self._trials = max(0, self._trials - 1)
+        self._trials -= 1
         return True
 
     def _should_open(self, now: float) -> bool:
-        if self._run >= self._config.failure_threshold:
+        threshold = self._config.failure_threshold
+        if self._in_a_row >= threshold:
             return True
-        full = len(self._failures) == self._config.failure_threshold
-        return full and now - self._failures[0] <= self._config.window_s and len(self._failures) >= self._successes
+        if len(self._failures) < threshold:
+            return False
+        first_at, successes_then = self._failures[0]
+        return now - first_at <= self._config.window_s and self._successes - successes_then <= threshold

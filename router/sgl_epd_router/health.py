@@ -1,13 +1,17 @@
 """Whether a worker is alive, from probes and from its traffic.
 
 A busy worker answers its health probe late or not in time (a stock encoder's loop is blocked during each forward), so a
-probe that times out counts only while no traffic has succeeded lately. A refused connection always counts.
+probe that times out counts only when no other sign of life came for a while. A refused connection always counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+
+_FIRST_RETRY_S = 1.0
+_RETRY_FACTOR = 1.5
+_GRACE_TIMEOUTS = 6
 
 
 class Probe(enum.StrEnum):
@@ -32,47 +36,69 @@ class HealthConfig:
 
 
 class HealthState:
-    """Healthy until proven otherwise; `unhealthy -> healthy` needs `success_threshold` good signs in a row."""
+    """Healthy until a probe says otherwise.
 
-    __slots__ = ("_config", "_failures", "_successes", "healthy", "reason", "seen_at")
+    A worker never seen alive is taken out by its first failed probe and comes in with its first good one; one that has
+    served needs the configured number of either in a row.
+    """
 
-    def __init__(self, config: HealthConfig, *, healthy: bool = True) -> None:
+    __slots__ = ("_config", "_failures", "_successes", "healthy", "next_probe_at", "proven", "reason", "seen_at")
+
+    def __init__(self, config: HealthConfig, now: float = 0.0) -> None:
         self._config = config
-        self.healthy = healthy or not config.enabled
-        self.reason = "" if self.healthy else "not checked yet"
+        self.healthy = True
+        self.proven = not config.enabled
+        self.reason = ""
         self.seen_at = float("-inf")
+        self.next_probe_at = now
         self._failures = 0
         self._successes = 0
 
-    def record_traffic(self, now: float) -> None:
-        """Bytes of an answer arrived."""
-        self.seen_at = now
+    def suspect(self, now: float) -> None:
+        """A request failed: find out soon rather than at the next regular probe."""
+        if self.healthy:
+            self.next_probe_at = min(self.next_probe_at, now + _FIRST_RETRY_S)
+
+    def probing(self, now: float) -> None:
+        """A probe was sent; no other one before it must have ended."""
+        self.next_probe_at = now + self._config.timeout_s + self._config.interval_s
 
     def record_probe(self, probe: Probe, now: float) -> bool:
         """Returns whether `healthy` changed."""
         if probe is Probe.OK:
-            return self._good()
-        if probe is Probe.TIMEOUT and self._busy(now):
+            return self._good(now)
+        self.next_probe_at = now + self._retry_delay()
+        self._failures += 1
+        if probe is Probe.TIMEOUT and now - self.seen_at <= _GRACE_TIMEOUTS * self._config.timeout_s:
+            self._failures = min(self._failures, self._config.failure_threshold - 1)
             return False
         return self._bad(probe)
 
-    def _busy(self, now: float) -> bool:
-        return now - self.seen_at <= self._config.interval_s + self._config.timeout_s
+    def override(self, healthy: bool, reason: str, proven: bool) -> None:
+        """Take over what another process has found out."""
+        self.healthy, self.reason, self.proven = healthy, reason, proven
 
-    def _good(self) -> bool:
+    def _good(self, now: float) -> bool:
+        self.seen_at = now
         self._failures = 0
+        self.next_probe_at = now + self._config.interval_s
         if self.healthy:
+            self.proven = True
             return False
         self._successes += 1
-        if self._successes < self._config.success_threshold:
+        if self.proven and self._successes < self._config.success_threshold:
+            self.next_probe_at = now + min(_FIRST_RETRY_S, self._config.interval_s)
             return False
-        self.healthy, self.reason = True, ""
+        self.healthy, self.proven, self.reason = True, True, ""
         return True
 
     def _bad(self, probe: Probe) -> bool:
         self._successes = 0
-        self._failures += 1
-        if not self.healthy or self._failures < self._config.failure_threshold:
+        if not self.healthy or (self.proven and self._failures < self._config.failure_threshold):
             return False
         self.healthy, self.reason = False, f"health check: {probe.value}"
         return True
+
+    def _retry_delay(self) -> float:
+        """Short at first, so that a dead worker and its return are both noticed in seconds."""
+        return float(min(self._config.interval_s, _FIRST_RETRY_S * _RETRY_FACTOR ** min(self._failures, 20)))

@@ -5,51 +5,62 @@ Everything that must go back to zero hangs on it: in-flight work, breaker trials
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sgl_epd_router.policies.base import Choice
 from sgl_epd_router.worker import Outcome, Role, Worker
 
-if TYPE_CHECKING:
-    from sgl_epd_router.registry import WorkerPool
-
 
 class LeaseObserver(Protocol):
-    """What watches leases (metrics, the fan-out to other processes)."""
+    """What watches leases: metrics, the fan-out to other processes, the removal of drained workers."""
 
-    def on_start(self, worker: Worker, policy: str, choice: Choice) -> None: ...
+    def on_start(self, lease: Lease) -> None: ...
 
-    def on_finish(self, worker: Worker, outcome: Outcome, latency_s: float, first_byte_s: float | None) -> None: ...
+    def on_finish(self, lease: Lease, outcome: Outcome, now: float) -> None: ...
 
 
 class Lease:
-    """Made by `Registry.select`. `finish` must be called exactly once a lease; later calls change nothing."""
+    """Made by `Registry.select`; ends with the first call of `finish`, later ones change nothing."""
 
     __slots__ = (
-        "_first_byte_at",
+        "_observers",
         "_patches",
-        "_pool",
         "_tokens",
         "_trial",
         "choice",
+        "first_byte_at",
+        "number",
         "outcome",
+        "policy",
         "started_at",
         "worker",
     )
 
     def __init__(
-        self, pool: WorkerPool, worker: Worker, choice: Choice, tokens: float, patches: float, now: float
+        self,
+        worker: Worker,
+        choice: Choice,
+        policy: str,
+        *,
+        tokens: int,
+        patches: int,
+        now: float,
+        observers: tuple[LeaseObserver, ...] = (),
     ) -> None:
         self.worker = worker
         self.choice = choice
+        self.policy = policy
         self.started_at = now
+        self.first_byte_at: float | None = None
         self.outcome: Outcome | None = None
-        self._pool = pool
+        self._observers = observers
         self._tokens = tokens
         self._patches = patches
-        self._first_byte_at: float | None = None
-        self._trial = worker.breaker.start(now)
-        worker.load.start(tokens, patches)
+        self._trial = worker.breaker.start()
+        self.number = worker.load.start(tokens, patches)
+        """The worker's dispatch number; our own workers echo the last one seen in their load reports."""
+        for observer in observers:
+            observer.on_start(self)
 
     @property
     def role(self) -> Role:
@@ -62,27 +73,23 @@ class Lease:
     def touch(self, now: float) -> None:
         """Bytes of the worker's answer arrived: it is alive, however late its health probe answers."""
         self.worker.health.seen_at = now
-        if self._first_byte_at is None:
-            self._first_byte_at = now
+        if self.first_byte_at is None:
+            self.first_byte_at = now
 
     def finish(self, outcome: Outcome, now: float) -> None:
+        """Give back what the lease holds and tell breaker, health and observers how it ended."""
         if self.outcome is not None:
             return
         self.outcome = outcome
-        self._pool.finish(self, outcome, now)
-
-    def release(self, outcome: Outcome, now: float) -> None:
-        """Give back what the lease holds; called by the pool only."""
         worker = self.worker
-        worker.load.finish(self._tokens, self._patches)
+        worker.load.finish(self._tokens, self._patches, self.number)
         if outcome is Outcome.FAILURE:
             worker.breaker.record_failure(now, self._trial)
+            worker.health.suspect(now)
         elif outcome is Outcome.CANCELLED:
             worker.breaker.record_neutral(self._trial)
         else:
             worker.breaker.record_success(now, self._trial)
             worker.health.seen_at = now
-
-    def first_byte_s(self) -> float | None:
-        """Seconds from the start to the first byte of the answer, if one came."""
-        return None if self._first_byte_at is None else self._first_byte_at - self.started_at
+        for observer in self._observers:
+            observer.on_finish(self, outcome, now)

@@ -12,7 +12,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from sgl_epd.errors import BadRequestError
-from sgl_epd_router.breaker import Breaker
+from sgl_epd_router.breaker import Breaker, BreakerState
 from sgl_epd_router.health import HealthState
 from sgl_epd_router.load import LoadView
 
@@ -76,7 +76,7 @@ class WorkerSpec:
     role: Role = Role.REGULAR
     bootstrap_port: int | None = None
     encoder_port: int | None = None
-    """Prefill only: port of its encoder list (`--encoder-bootstrap-port` there)."""
+    """Port of its encoder list (`--encoder-bootstrap-port` there), of workers that call encoders themselves."""
     model_id: str | None = None
     api_key: str | None = dataclasses.field(default=None, repr=False)
     priority: int = 50
@@ -101,7 +101,7 @@ def worker_id(role: Role, url: str) -> str:
 
 def normalize_url(url: str) -> str:
     """`host:port` or an http(s) URL to `scheme://host:port[/path]`. Raises `BadRequestError` on anything else."""
-    text = url.strip().rstrip("/")
+    text = url.strip()
     if "://" not in text:
         text = "http://" + text
     try:
@@ -117,7 +117,7 @@ def normalize_url(url: str) -> str:
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     port = port or (443 if parts.scheme == "https" else 80)
-    return f"{parts.scheme}://{host}:{port}{parts.path}"
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
 class Worker:
@@ -182,6 +182,17 @@ class Worker:
     @property
     def healthy(self) -> bool:
         return self.health.healthy
+
+    @property
+    def state(self) -> str:
+        """In words, for people: why it takes requests or why not."""
+        if self.removing:
+            return "removing"
+        if self.draining:
+            return "draining"
+        if not self.health.healthy:
+            return "unhealthy"
+        return "serving" if self.breaker.state is BreakerState.CLOSED else f"breaker {self.breaker.state}"
 
     def refresh(self, now: float) -> None:
         """Bring `requests` and `work` up to date: policies read plain attributes, because they read them often."""

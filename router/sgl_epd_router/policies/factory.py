@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from sgl_epd.errors import ConfigError
 from sgl_epd_router.policies.base import Policy, PolicyConfig
+from sgl_epd_router.policies.bucket import Bucket
+from sgl_epd_router.policies.cache_aware import CacheAware
+from sgl_epd_router.policies.consistent_hashing import ConsistentHashing
 from sgl_epd_router.policies.least_load import LeastLoad
 from sgl_epd_router.policies.power_of_two import PowerOfTwo
 from sgl_epd_router.policies.random import Random
@@ -16,9 +19,9 @@ _POLICIES: dict[str, Callable[[PolicyConfig], Policy]] = {
     "round_robin": RoundRobin,
     "power_of_two": PowerOfTwo,
     "least_load": LeastLoad,
-    "cache_aware": LeastLoad,
-    "consistent_hashing": LeastLoad,
-    "bucket": LeastLoad,
+    "cache_aware": CacheAware,
+    "consistent_hashing": ConsistentHashing,
+    "bucket": Bucket,
 }
 POLICY_NAMES = tuple(_POLICIES)
 
