@@ -27,7 +27,7 @@ def load() -> None:
 
 
 def install(role: str, *, on_cpu: bool) -> None:
-    from sgl_epd_srt.hooks import cpu_kv_sender, fork_start, idle_sleep, mm_processors
+    from sgl_epd_srt.hooks import cpu_deterministic, cpu_kv_sender, fork_start, idle_sleep, mm_processors
     from sgl_epd_srt.upstream import check_version
 
     check_version()
@@ -35,5 +35,6 @@ def install(role: str, *, on_cpu: bool) -> None:
     idle_sleep.install()
     if on_cpu:
         fork_start.install()
+        cpu_deterministic.install()
     if on_cpu and role in ("prefill", "decode"):
         cpu_kv_sender.install()

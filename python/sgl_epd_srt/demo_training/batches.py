@@ -77,7 +77,7 @@ class ConversationBatcher:
     """Draws conversations and lays them out as rows of tokens."""
 
     def __init__(self, tokenizer: Any, recipe: Recipe) -> None:
-        self._encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+        self._tokenizer = tokenizer
         self._image_pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
         self._pad = tokenizer.pad_token_id
         self._recipe = recipe
@@ -94,10 +94,11 @@ class ConversationBatcher:
             for _ in range(rows):
                 words = int(rng.integers(longest // 2, longest + 1))
                 conversations.append(random_conversation(rng, grids, int(rng.integers(0, 4)), words))
-        while not conversations or (roll >= 0.12 or stage == "single") and budget > 0:
-            how_many = _how_many(rng, stage)
-            conversations.append(random_conversation(rng, grids, how_many))
-            budget -= max(1, how_many)
+        else:
+            while budget > 0:
+                how_many = _how_many(rng, stage)
+                conversations.append(random_conversation(rng, grids, how_many))
+                budget -= max(1, how_many)
         return self._lay_out(conversations)
 
     def _lay_out(self, conversations: list[Conversation]) -> Batch:
@@ -129,7 +130,7 @@ class ConversationBatcher:
         spans: list[tuple[int, Grid]] = []
 
         def add(text: str, learn: bool = False) -> None:
-            tokens = self._encode(text)
+            tokens = self._tokenizer.encode(text, add_special_tokens=False)
             ids.extend(tokens)
             answer.extend([learn] * len(tokens))
 

@@ -9,9 +9,9 @@ from PIL import Image
 
 from sgl_epd.demo import questions
 from sgl_epd.demo.drawing import draw_number, draw_shapes
+from sgl_epd.demo.filler import filler
 from sgl_epd.demo.questions import Answered, pick
 from sgl_epd.demo.scene import Scene
-from sgl_epd.demo.filler import filler
 from sgl_epd_srt.demo_training.recipe import CELL, MAX_PIXELS
 
 Rng = np.random.Generator

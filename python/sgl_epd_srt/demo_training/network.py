@@ -22,32 +22,32 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
 
     token = tokenizer.convert_tokens_to_ids
     config = Qwen2VLConfig(
-        text_config=dict(
-            vocab_size=recipe.vocab_size,
-            hidden_size=recipe.hidden,
-            intermediate_size=recipe.intermediate,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            num_key_value_heads=recipe.kv_heads,
-            max_position_embeddings=32768,
-            rms_norm_eps=1e-6,
-            rope_theta=10_000.0,
-            rope_scaling={"type": "mrope", "mrope_section": list(recipe.mrope_section)},
-            bos_token_id=None,
-            eos_token_id=token("<|im_end|>"),
-            pad_token_id=token("<|endoftext|>"),
-        ),
-        vision_config=dict(
-            depth=recipe.vision_layers,
-            embed_dim=recipe.vision_dim,
-            hidden_size=recipe.hidden,
-            num_heads=recipe.vision_heads,
-            mlp_ratio=recipe.vision_mlp_ratio,
-            patch_size=PATCH,
-            spatial_merge_size=MERGE,
-            temporal_patch_size=2,
-            in_channels=3,
-        ),
+        text_config={
+            "vocab_size": recipe.vocab_size,
+            "hidden_size": recipe.hidden,
+            "intermediate_size": recipe.intermediate,
+            "num_hidden_layers": recipe.layers,
+            "num_attention_heads": recipe.heads,
+            "num_key_value_heads": recipe.kv_heads,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10_000.0,
+            "rope_scaling": {"type": "mrope", "mrope_section": list(recipe.mrope_section)},
+            "bos_token_id": None,
+            "eos_token_id": token("<|im_end|>"),
+            "pad_token_id": token("<|endoftext|>"),
+        },
+        vision_config={
+            "depth": recipe.vision_layers,
+            "embed_dim": recipe.vision_dim,
+            "hidden_size": recipe.hidden,
+            "num_heads": recipe.vision_heads,
+            "mlp_ratio": recipe.vision_mlp_ratio,
+            "patch_size": PATCH,
+            "spatial_merge_size": MERGE,
+            "temporal_patch_size": 2,
+            "in_channels": 3,
+        },
         image_token_id=token("<|image_pad|>"),
         video_token_id=token("<|video_pad|>"),
         vision_start_token_id=token("<|vision_start|>"),
@@ -65,7 +65,7 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
     return model
 
 
-class TrainingNetwork(nn.Module):
+class TrainingNetwork(nn.Module):  # type: ignore[misc]
     """Losses of a batch. `cells` is a head for training only: it names the items in each cell of a picture."""
 
     def __init__(self, model: Any, recipe: Recipe) -> None:
@@ -76,11 +76,14 @@ class TrainingNetwork(nn.Module):
         self.register_buffer("mean", torch.tensor(IMAGE_MEAN).repeat_interleave(PATCH * PATCH) * 255)
         self.register_buffer("std", torch.tensor(IMAGE_STD).repeat_interleave(PATCH * PATCH) * 255)
 
-    def cell_loss(self, features: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy of the cell labels, summed over classes and divided by the number of items."""
+    def cell_loss(self, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of the cell labels for each item there is, and the fraction of items named right."""
         labels = torch.from_numpy(batch.cell_labels)
-        loss = F.binary_cross_entropy_with_logits(self.cells(features).float(), labels, reduction="sum")
-        return loss / labels.sum().clamp(min=1)
+        logits = self.cells(features).float()
+        loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        items = labels.sum().clamp(min=1)
+        named = labels.gather(1, logits.argmax(1, keepdim=True)).sum() / items
+        return loss / items, named
 
     def answer_loss(self, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy of the answers' tokens, and the fraction of tokens that are right."""

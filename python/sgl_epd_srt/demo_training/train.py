@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from sgl_epd.demo import model_path, questions
+from sgl_epd.demo.filler import filler
 from sgl_epd.demo.samples import KINDS, sample
 from sgl_epd_srt.demo_training.batches import Batch, batches
 from sgl_epd_srt.demo_training.export import export
-from sgl_epd.demo.filler import filler
 from sgl_epd_srt.demo_training.network import TrainingNetwork, build_model
 from sgl_epd_srt.demo_training.recipe import Recipe
 from sgl_epd_srt.demo_training.tokenizer import build_tokenizer
@@ -68,8 +68,8 @@ def learning_rate(step: int, total: int, recipe: Recipe) -> float:
 def _train_step(network: TrainingNetwork, optimizer: Any, batch: Batch, recipe: Recipe) -> dict[str, float]:
     with torch.autocast("cpu", torch.bfloat16, enabled=_has_fast_bfloat16()):
         features = network.see(batch)
-        loss = cells = network.cell_loss(features, batch)
-        seen = {"cells": float(cells.detach())}
+        cells, named = network.cell_loss(features, batch)
+        loss, seen = cells, {"cells": float(cells.detach()), "named": float(named)}
         if batch.ids is not None:
             answers, right = network.answer_loss(features, batch)
             loss = answers + recipe.cell_loss_weight * cells

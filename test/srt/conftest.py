@@ -1,0 +1,43 @@
+"""The servers that all tests with the real engine share, and the skip where SGLang is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+
+HERE = Path(__file__).parent
+DETERMINISTIC = "--enable-deterministic-inference"  # SGLang honours a request's `seed` only in this mode
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = importlib.util.find_spec("sglang") is None
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("srt")
+            if missing:
+                item.add_marker(pytest.mark.skip(reason="SGLang is not installed here"))
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """`mixed` is the yardstick; `encode-0`, `encode-1`, `prefill`, `decode` and `router` are what is tested."""
+    from sgl_epd.demo import model_path
+
+    it = Cluster(os.environ.get("SGL_EPD_TEST_MODEL") or str(model_path()), tmp_path_factory.mktemp("logs"))
+    try:
+        it.worker("mixed", "mixed", DETERMINISTIC)
+        encoders = [it.worker(f"encode-{index}", "encode") for index in range(2)]
+        prefill = it.prefill("prefill", encoders, DETERMINISTIC)
+        decode = it.worker("decode", "decode", DETERMINISTIC)
+        pools = ["--prefill", prefill.url, str(prefill.bootstrap_port), "--decode", decode.url]
+        urls = [flag for encoder in encoders for flag in ("--encode", encoder.url)]
+        it.router("router", "--epd-disaggregation", *urls, *pools)
+        it.wait_ready()
+        yield it
+    finally:
+        it.close()
