@@ -34,7 +34,8 @@ class Batch:
     cell_labels: NDArray[np.float32]  # (cells, CELL_CLASSES): which items have their centre in the cell
     ids: NDArray[np.int64] | None = None  # (rows, length)
     positions: NDArray[np.int64] | None = None  # (3, rows, length)
-    image_slots: NDArray[np.int64] | None = None  # flat places in `ids` that the cells go to, in order
+    segments: NDArray[np.int64] | None = None  # (rows, length): which conversation a token belongs to, 0 is padding
+    image_slots: NDArray[np.int64] | None = None  # for each cell its flat place in `ids`, or -1 for none
     targets: NDArray[np.int64] | None = None  # (rows, length): the next token where it is an answer's, else -100
 
 
@@ -64,13 +65,20 @@ def grid_of(image: Image.Image) -> Grid:
     return max(3, round(image.width / CELL)), max(3, round(image.height / CELL))
 
 
+def cells_of(image: Image.Image) -> int:
+    across, down = grid_of(image)
+    return across * down
+
+
 def picture_batch(rng: np.random.Generator, count: int) -> Batch:
-    """Pictures alone, to train the vision tower."""
-    grids = [random_grid(rng) for _ in range(4)]
-    pictures = [
-        draw_crowd(rng, crowd_size(grids[i % 4])) if i % 5 else random_picture(rng, grids[i % 4]) for i in range(count)
-    ]
-    return _with_pictures(pictures)[0]
+    """Pictures alone, mostly crowded, to train the vision tower."""
+    grids = [random_grid(rng) for _ in range(3)]
+    plain = [random_picture(rng, grids[i % 3]) for i in range(count // 5)]
+    return _with_pictures(plain + _crowds(rng, grids, count - len(plain)))[0]
+
+
+def _crowds(rng: np.random.Generator, grids: list[Grid], count: int) -> list[Picture]:
+    return [draw_crowd(rng, crowd_size(grids[i % len(grids)])) for i in range(count)]
 
 
 class ConversationBatcher:
@@ -85,7 +93,7 @@ class ConversationBatcher:
     def draw(self, rng: np.random.Generator, stage: str) -> Batch:
         """A batch for the stage `single` or `mixed`."""
         budget = self._recipe.batch_images
-        grids = [random_grid(rng) for _ in range(4)]
+        grids = [random_grid(rng) for _ in range(3)]
         roll = rng.random()
         conversations: list[Conversation] = []
         if stage == "mixed" and roll < 0.12:  # long contexts, one in eight batches
@@ -99,28 +107,33 @@ class ConversationBatcher:
                 how_many = _how_many(rng, stage)
                 conversations.append(random_conversation(rng, grids, how_many))
                 budget -= max(1, how_many)
-        return self._lay_out(conversations)
+        return self._lay_out(conversations, _crowds(rng, grids, self._recipe.crowds))
 
-    def _lay_out(self, conversations: list[Conversation]) -> Batch:
+    def _lay_out(self, conversations: list[Conversation], crowds: list[Picture]) -> Batch:
+        """Packs conversations into rows; `crowds` are only looked at, and belong to no conversation."""
         pictures = [picture for c in conversations for picture in c.pictures]
-        batch, rank = _with_pictures(pictures)
-        rows = [self._tokens(c) for c in conversations]
-        length = max(len(ids) for ids, _, _ in rows)
+        batch, rank = _with_pictures(pictures + crowds)
+        tokens = [self._tokens(c) for c in conversations]
+        rows = _pack([len(ids) for ids, _, _ in tokens])
+        length = max(sum(len(tokens[i][0]) for i in row) for row in rows)
         batch.ids = np.full((len(rows), length), self._pad, dtype=np.int64)
         batch.targets = np.full((len(rows), length), -100, dtype=np.int64)
         batch.positions = np.zeros((3, len(rows), length), dtype=np.int64)
-        slots: list[NDArray[np.int64]] = []
-        for r, (ids, targets, positions) in enumerate(rows):
-            batch.ids[r, : len(ids)] = ids
-            batch.targets[r, : len(ids)] = targets
-            batch.positions[:, r, : len(ids)] = positions
-            at = np.flatnonzero(np.asarray(ids) == self._image_pad) + r * length
-            for image, _ in conversations[r].pictures:
-                across, down = grid_of(image)
-                slots.append(at[: across * down])
-                at = at[across * down :]
-        ordered = [slots[i] for i in rank]
-        batch.image_slots = np.concatenate(ordered) if ordered else np.zeros(0, dtype=np.int64)
+        batch.segments = np.zeros((len(rows), length), dtype=np.int64)
+        slots: dict[int, list[NDArray[np.int64]]] = {}
+        for r, row in enumerate(rows):
+            start = 0
+            for i in row:
+                ids, targets, positions = tokens[i]
+                here = slice(start, start + len(ids))
+                batch.ids[r, here], batch.targets[r, here] = ids, targets
+                batch.positions[:, r, here], batch.segments[r, here] = positions, i + 1
+                at = np.flatnonzero(np.asarray(ids) == self._image_pad) + r * length + start
+                slots[i] = _split(at, conversations[i].pictures)
+                start += len(ids)
+        places = [place for i in range(len(conversations)) for place in slots[i]]
+        places += [np.full(cells_of(image), -1, dtype=np.int64) for image, _ in crowds]
+        batch.image_slots = np.concatenate([places[i] for i in rank]) if rank else np.zeros(0, dtype=np.int64)
         return batch
 
     def _tokens(self, conversation: Conversation) -> tuple[list[int], list[int], NDArray[np.int64]]:
@@ -154,6 +167,28 @@ class ConversationBatcher:
                 add(content + "<|im_end|>\n")
         targets = [ids[i + 1] if answer[i + 1] else -100 for i in range(len(ids) - 1)] + [-100]
         return ids, targets, rope_positions(len(ids), spans)
+
+
+def _pack(lengths: list[int]) -> list[list[int]]:
+    """Rows of indices, longest first, so that no row is longer than the longest or about 200 tokens."""
+    room = max(200, *lengths)
+    rows: list[list[int]] = []
+    left: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        fit = next((r for r, free in enumerate(left) if free >= lengths[i]), None)
+        if fit is None:
+            rows.append([])
+            left.append(room)
+            fit = len(rows) - 1
+        rows[fit].append(i)
+        left[fit] -= lengths[i]
+    return rows
+
+
+def _split(at: NDArray[np.int64], pictures: tuple[Picture, ...]) -> list[NDArray[np.int64]]:
+    """The places of each picture's cells."""
+    ends = np.cumsum([cells_of(image) for image, _ in pictures])
+    return np.split(at, ends)[:-1]
 
 
 def rope_positions(length: int, spans: list[tuple[int, Grid]]) -> NDArray[np.int64]:
@@ -203,7 +238,7 @@ def batches(tokenizer: Any, recipe: Recipe) -> Iterator[Batch]:
     for step in range(total):
         rng = np.random.default_rng([recipe.seed, step])
         if step < recipe.vision_steps:
-            yield picture_batch(rng, recipe.batch_images)
+            yield picture_batch(rng, recipe.vision_batch)
         else:
             single = step < recipe.vision_steps + recipe.single_steps
             yield batcher.draw(rng, "single" if single else "mixed")

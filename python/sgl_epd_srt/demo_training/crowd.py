@@ -14,14 +14,14 @@ from sgl_epd_srt.demo_training.recipe import CELL
 def draw_crowd(rng: Rng, size: Size) -> tuple[Image.Image, Scene]:
     """Digits and shapes in the squares of a loose grid, each of its own size, none overlapping."""
     width, height = size
-    pitch = rng.uniform(29, 62)
+    pitch = rng.uniform(34, 76)
     canvas = drawing.background(rng, size)
     ink = drawing.ink(rng, canvas)
     items = []
     for row in range(int(height // pitch)):
         for column in range(int(width // pitch)):
             if rng.random() < 0.85:
-                side = rng.uniform(max(22.0, 0.65 * pitch), pitch)
+                side = rng.uniform(max(28.0, 0.7 * pitch), pitch)
                 x = pitch * column + rng.uniform(0, pitch - side)
                 y = pitch * row + rng.uniform(0, pitch - side)
                 items.append(_draw_one(rng, canvas, ink, (x, y, side)))

@@ -87,17 +87,18 @@ class TrainingNetwork(nn.Module):  # type: ignore[misc]
 
     def answer_loss(self, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy of the answers' tokens, and the fraction of tokens that are right."""
-        assert batch.ids is not None and batch.positions is not None
+        assert batch.ids is not None and batch.positions is not None and batch.segments is not None
         assert batch.targets is not None and batch.image_slots is not None
         language = self.model.model.language_model
         hidden = language.embed_tokens(torch.from_numpy(batch.ids))
         rows, length, width = hidden.shape
         slots = torch.from_numpy(batch.image_slots)
-        hidden = hidden.reshape(rows * length, width).index_copy(0, slots, features.to(hidden.dtype))
+        told = slots >= 0
+        flat = hidden.reshape(rows * length, width)
+        hidden = flat.index_copy(0, slots[told], features[told].to(hidden.dtype))
         hidden = hidden.view(rows, length, width)
         rope = language.rotary_emb(hidden, torch.from_numpy(batch.positions))
-        # Rows are padded on the right, so the causal mask is enough.
-        mask = torch.full((length, length), -30_000.0, dtype=torch.bfloat16).triu(1)
+        mask = _mask(torch.from_numpy(batch.segments))
         for layer in language.layers:
             hidden = layer(hidden, attention_mask=mask, position_embeddings=rope)
         targets = torch.from_numpy(batch.targets).flatten()
@@ -118,6 +119,13 @@ class TrainingNetwork(nn.Module):  # type: ignore[misc]
             hidden = hidden + _attend(block.attn, block.norm1(hidden), batch.groups, cos, sin)
             hidden = hidden + block.mlp(block.norm2(hidden))
         return visual.merger(hidden)
+
+
+def _mask(segments: Tensor) -> Tensor:
+    """Added to scores: a token sees its own conversation up to itself."""
+    same = segments[:, None, :, None] == segments[:, None, None, :]
+    earlier = torch.ones(same.shape[-2:], dtype=torch.bool).tril()
+    return torch.zeros(same.shape, dtype=torch.bfloat16).masked_fill_(~(same & earlier), -30_000.0)
 
 
 def _rotations(visual: Any, groups: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:

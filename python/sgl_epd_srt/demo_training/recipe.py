@@ -27,7 +27,9 @@ class Recipe:
     vision_steps: int = 700  # the vision tower alone, against the cell labels
     single_steps: int = 800  # conversations about one picture
     mixed_steps: int = 2500  # everything
-    batch_images: int = 48
+    vision_batch: int = 32  # pictures in a step of the vision tower alone
+    batch_images: int = 48  # pictures talked about in a step
+    crowds: int = 10  # crowded pictures beside them, for the vision tower
     peak_lr: float = 2e-3
     final_lr: float = 2e-5
     warmup_steps: int = 100
