@@ -16,6 +16,7 @@ _KINDS = 3
 _HEADER = 8
 _ROW = _HEADER + MAX_WORKERS * _KINDS
 _BYTES = 8
+_RATE_CELLS = 2 * 4096
 
 
 class Work(NamedTuple):
@@ -34,11 +35,13 @@ class CounterBoard:
         self.cells = memoryview(self._buffer).cast("q")
         self.rows = tuple(range(0, processes * _ROW, _ROW))
         self.mine = self.rows[mine]
+        self.rate_cells = self.cells[processes * _ROW :]
+        """For the rate limiter; the only cells that all processes write."""
 
     @staticmethod
     def size(processes: int) -> int:
         """Bytes that the buffer must have."""
-        return processes * _ROW * _BYTES
+        return (processes * _ROW + _RATE_CELLS) * _BYTES
 
     def offset(self, slot: int) -> int:
         """Where a worker's counters start within a row."""
@@ -55,7 +58,7 @@ class CounterBoard:
         return Work(requests, tokens, patches)
 
     def total(self, index: int) -> int:
-        """Sum over the processes of one of the counters that belong to no worker (`index` below 8)."""
+        """Sum over the processes of a counter that belongs to no worker (`index` below 8)."""
         return sum(self.cells[row + index] for row in self.rows)
 
     def add(self, index: int, amount: int) -> None:

@@ -52,7 +52,19 @@ class Correction:
 class LoadView:
     """Own in-flight work plus the correction from the last report."""
 
-    __slots__ = ("_at", "_board", "_sent", "_seq", "_slot", "correction", "dispatched", "model", "report")
+    __slots__ = (
+        "_all_at",
+        "_at",
+        "_board",
+        "_sent",
+        "_seq",
+        "_slot",
+        "_work_kind",
+        "correction",
+        "dispatched",
+        "model",
+        "report",
+    )
 
     def __init__(self, model: LoadModel, board: CounterBoard, slot: int) -> None:
         self.model = model
@@ -62,6 +74,8 @@ class LoadView:
         self._board = board
         self._slot = slot
         self._at = board.mine + board.offset(slot)
+        self._all_at = tuple(row + board.offset(slot) for row in board.rows)
+        self._work_kind = 2 if model.by_patches else 1
         self._seq: int | None = None
         self._sent: dict[int, Work] = {}
 
@@ -102,16 +116,19 @@ class LoadView:
 
     def view(self, now: float) -> tuple[float, float]:
         """(requests, work) now."""
-        model = self.model
-        requests, tokens, patches = self._board.work(self._slot)
-        work = float(patches if model.by_patches else tokens)
-        correction = self.correction
+        model, cells, correction = self.model, self._board.cells, self.correction
+        # Called for every worker of a pool and every request, so without a call or an object more than needed.
+        requests: float = 0
+        work: float = 0
+        for at in self._all_at:
+            requests += cells[at]
+            work += cells[at + self._work_kind]
         weight = 2.0 - (now - correction.at) / model.stale_after_s
-        if weight <= 0.0:
-            return requests, work + model.request_weight * requests
-        weight = min(weight, 1.0)
-        total = requests + weight * correction.requests
-        return total, max(0.0, work + weight * correction.work) + model.request_weight * total
+        if weight > 0.0:
+            weight = min(weight, 1.0)
+            requests += weight * correction.requests
+            work = max(0.0, work + weight * correction.work)
+        return requests, work + model.request_weight * requests
 
     def _late(self, report: LoadReport, now: float) -> bool:
         """A lower number soon after a higher one is an old report; after silence it is a restarted worker."""
