@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
-
-import msgspec
 
 from sgl_epd.errors import NotFoundError, RequestError, UnavailableError
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.replies import respond_error, respond_json
-from sgl_epd_router.body import ChatPeek, CompletionPeek, GeneratePeek, peek
 from sgl_epd_router.context import RouterContext
-from sgl_epd_router.dispatch import Dispatcher, model_of, require_object, returned_headers
-from sgl_epd_router.route_key import RouteKey
+from sgl_epd_router.dispatch import Dispatcher, GenerationApi
+from sgl_epd_router.outgoing import returned_headers
+from sgl_epd_router.scan import CHAT, COMPLETION, GENERATE
 from sgl_epd_router.worker import Role
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -25,13 +22,10 @@ class Api:
     def __init__(self, context: RouterContext) -> None:
         self._context = context
         self._dispatcher = Dispatcher(context)
-        chat = msgspec.json.Decoder(ChatPeek)
-        completion = msgspec.json.Decoder(CompletionPeek)
-        generate = msgspec.json.Decoder(GeneratePeek)
         self._routes: dict[str, dict[str, Handler]] = {
-            "/v1/chat/completions": {"POST": self._generation(chat)},
-            "/v1/completions": {"POST": self._generation(completion)},
-            "/generate": {"POST": self._generation(generate)},
+            "/v1/chat/completions": {"POST": self._generation(GenerationApi(CHAT))},
+            "/v1/completions": {"POST": self._generation(GenerationApi(COMPLETION))},
+            "/generate": {"POST": self._generation(GenerationApi(GENERATE))},
             "/v1/models": {"GET": self._first_worker},
             "/model_info": {"GET": self._first_worker},
             "/get_model_info": {"GET": self._first_worker},
@@ -53,10 +47,9 @@ class Api:
             return
         await handler(exchange)
 
-    def _generation(self, decoder: msgspec.json.Decoder[Any]) -> Handler:
+    def _generation(self, api: GenerationApi) -> Handler:
         async def handle(exchange: Exchange) -> None:
-            found = require_object(peek(decoder, exchange.body))
-            await self._dispatcher.serve(exchange, found, RouteKey(model=model_of(found)))
+            await self._dispatcher.serve(exchange, api)
 
         return handle
 

@@ -6,12 +6,15 @@ import asyncio
 import logging
 import signal
 
-from sgl_epd.net.client import HttpClient
+from sgl_epd.net.client import ClientLimits, HttpClient
 from sgl_epd.net.server import HttpServer, ServerLimits
 from sgl_epd_router.api import Api
 from sgl_epd_router.args import RouterConfig
 from sgl_epd_router.build import build_registry
+from sgl_epd_router.cancel import Aborter, RequestIds
 from sgl_epd_router.context import RouterContext
+from sgl_epd_router.deadlines import Deadlines
+from sgl_epd_router.retry import Retrier, RetryConfig
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +25,29 @@ class RouterApp:
     def __init__(self, config: RouterConfig) -> None:
         loop = asyncio.get_running_loop()
         self.config = config
-        self.client = HttpClient()
+        limits = ClientLimits(
+            connect_timeout_s=config.connect_timeout_secs, idle_timeout_s=config.upstream_pool_idle_timeout_secs
+        )
+        self.client = HttpClient(limits=limits)
         self.registry = build_registry(config, loop.time())
-        self.context = RouterContext(config, self.registry, self.client, loop, loop.time)
+        self.context = RouterContext(
+            config=config,
+            registry=self.registry,
+            client=self.client,
+            loop=loop,
+            clock=loop.time,
+            deadlines=Deadlines.from_flags(config),
+            retrier=Retrier(RetryConfig(), loop.time()),
+            aborter=Aborter(self.client, loop),
+            requests=RequestIds(),
+        )
         self.api = Api(self.context)
-        self.server = HttpServer(self.api.handle, limits=ServerLimits(max_body_bytes=config.max_payload_size))
+        self.server = HttpServer(
+            self.api.handle,
+            limits=ServerLimits(
+                max_body_bytes=config.max_payload_size, body_stall_timeout_s=config.stream_body_stall_timeout_secs
+            ),
+        )
         self.port = 0
 
     async def start(self) -> int:

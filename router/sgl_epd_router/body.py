@@ -24,6 +24,10 @@ class MediaUrl(msgspec.Struct):
     url: msgspec.Raw = _ABSENT
 
 
+class InlineAudio(msgspec.Struct):
+    data: msgspec.Raw = _ABSENT
+
+
 class Part(msgspec.Struct):
     """One element of a chat message's `content`."""
 
@@ -32,7 +36,7 @@ class Part(msgspec.Struct):
     image_url: MediaUrl | None = None
     video_url: MediaUrl | None = None
     audio_url: MediaUrl | None = None
-    input_audio: msgspec.Raw = _ABSENT
+    input_audio: InlineAudio | None = None
 
 
 class Message(msgspec.Struct):
@@ -63,6 +67,7 @@ class CompletionPeek(Peek):
 class GeneratePeek(Peek):
     text: msgspec.Raw = _ABSENT
     input_ids: msgspec.Raw = _ABSENT
+    input_embeds: msgspec.Raw = _ABSENT
     image_data: msgspec.Raw = _ABSENT
     video_data: msgspec.Raw = _ABSENT
     audio_data: msgspec.Raw = _ABSENT
@@ -110,6 +115,15 @@ def raw_text(value: msgspec.Raw) -> str | None:
         return None
     text: str = msgspec.json.decode(value, type=str)
     return text
+
+
+def string_list(value: msgspec.Raw) -> tuple[str, ...]:
+    """A JSON string, or a list of strings, as a tuple; empty for anything else."""
+    try:
+        found = msgspec.json.decode(value, type=str | list[str]) if value else ()
+    except msgspec.DecodeError:
+        return ()
+    return (found,) if isinstance(found, str) else tuple(found)
 
 
 def raw_int(value: msgspec.Raw, default: int) -> int:

@@ -1,4 +1,4 @@
-"""A leg: one worker's share in a request, from taking the lease to its outcome."""
+"""A leg: one worker's share in an attempt, from taking the lease to its outcome."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections.abc import Callable
 
 from sgl_epd.errors import TransportError
 from sgl_epd.net.client import Call
-from sgl_epd.net.headers import RawHeaders
+from sgl_epd.net.headers import RawHeaders, get_header
 from sgl_epd_router.lease import Lease
+from sgl_epd_router.verdict import Verdict
 from sgl_epd_router.worker import Outcome
+
+_HIGH_WATER = 1024 * 1024
+"""Bytes of a stream that may wait for a slow client before the worker is made to wait."""
 
 
 class Waker:
@@ -40,78 +44,86 @@ class Waker:
 
 
 class Leg:
-    """Sink of one call. Gathers what arrives and wakes the request's task; decides nothing."""
+    """Sink of one call. Gathers what arrives and wakes the request's task; what it means is for others to say."""
 
     __slots__ = (
+        "_chunks",
         "_clock",
         "_size",
+        "_wake",
         "call",
-        "chunks",
         "ended",
         "error",
         "headers",
         "lease",
-        "rid",
         "status",
         "streaming",
-        "waker",
+        "verdict",
     )
 
-    HIGH_WATER = 1024 * 1024
-
-    def __init__(self, lease: Lease, rid: str, waker: Waker, clock: Callable[[], float]) -> None:
+    def __init__(self, lease: Lease, wake: Callable[[], None], clock: Callable[[], float]) -> None:
         self.lease = lease
-        self.rid = rid
-        self.waker = waker
         self.call: Call | None = None
         self.status = 0
         self.headers: RawHeaders = []
-        self.chunks: list[bytes] = []
         self.ended = False
-        self.streaming = False
         self.error: TransportError | None = None
-        self._clock = clock
+        self.verdict: Verdict | None = None
+        self.streaming = False
+        self._chunks: list[bytes] = []
         self._size = 0
+        self._wake = wake
+        self._clock = clock
 
     @property
     def done(self) -> bool:
         return self.ended or self.error is not None
 
-    def on_head(self, status: int, headers: RawHeaders) -> None:
-        self.status = status
-        self.headers = headers
-        self.lease.touch(self._clock())
-        self.waker.wake()
+    @property
+    def role(self) -> str:
+        return self.lease.role.value
 
-    def on_data(self, data: bytes) -> None:
-        self.chunks.append(data)
-        self._size += len(data)
-        if self.streaming and self._size > self.HIGH_WATER and self.call is not None:
-            self.call.pause_reading()
-        self.waker.wake()
-
-    def on_end(self) -> None:
-        self.ended = True
-        self.waker.wake()
-
-    def on_error(self, error: TransportError) -> None:
-        self.error = error
-        self.waker.wake()
+    @property
+    def is_events(self) -> bool:
+        """Whether the answer is a stream of server-sent events."""
+        return (get_header(self.headers, b"content-type") or b"").startswith(b"text/event-stream")
 
     def take(self) -> bytes:
         """All data that has arrived since the last call."""
-        chunks = self.chunks
+        chunks = self._chunks
         if not chunks:
             return b""
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        self.chunks = []
-        if self.streaming and self._size > self.HIGH_WATER and self.call is not None:
+        self._chunks = []
+        if self._size > _HIGH_WATER and self.call is not None:
             self.call.resume_reading()
         self._size = 0
-        return data
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def finish(self, outcome: Outcome) -> None:
         """Give the lease back; a call that is still running is cut."""
         if self.call is not None:
             self.call.cancel()
         self.lease.finish(outcome, self._clock())
+
+    # -- Sink ----------------------------------------------------------------------------------------------------
+
+    def on_head(self, status: int, headers: RawHeaders) -> None:
+        self.status = status
+        self.headers = headers
+        self.lease.touch(self._clock())
+        self._wake()
+
+    def on_data(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._size += len(data)
+        if self.streaming and self._size > _HIGH_WATER and self.call is not None:
+            self.call.pause_reading()
+        self._wake()
+
+    def on_end(self) -> None:
+        self.ended = True
+        self._wake()
+
+    def on_error(self, error: TransportError) -> None:
+        self.error = error
+        self._wake()

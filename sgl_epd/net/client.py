@@ -53,9 +53,12 @@ class Response:
 
 
 class Origin:
-    """Scheme, host and port of a server, with its idle connections (the freshest on the right)."""
+    """Scheme, host and port of a server, with its idle connections (the freshest on the right).
 
-    __slots__ = ("host", "host_header", "idle", "port", "scheme", "url")
+    `path` is what stands before every target when the server lives below a prefix, else empty.
+    """
+
+    __slots__ = ("host", "host_header", "idle", "path", "port", "scheme", "url")
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -66,7 +69,8 @@ class Origin:
         self.port = parts.port or (443 if self.scheme == "https" else 80)
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.host_header = f"{host}:{self.port}".encode("ascii")
-        self.url = f"{self.scheme}://{host}:{self.port}"
+        self.path = parts.path.rstrip("/")
+        self.url = f"{self.scheme}://{host}:{self.port}{self.path}"
         self.idle: deque[ClientConnection] = deque()
 
 
@@ -156,7 +160,7 @@ class HttpClient:
         self._origins: dict[str, Origin] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper = self._loop.call_later(1.0, self._sweep)
-        self._closed = False
+        self.closed = False
 
     def origin(self, url: str) -> Origin:
         """The pool for `url`'s scheme, host and port. Raises ValueError for what is not an HTTP URL."""
@@ -225,7 +229,7 @@ class HttpClient:
 
     async def close(self) -> None:
         """Close all connections and end all pending connects."""
-        self._closed = True
+        self.closed = True
         self._sweeper.cancel()
         for task in list(self._tasks):
             task.cancel()
@@ -252,7 +256,7 @@ class HttpClient:
 
     def give_back(self, connection: ClientConnection) -> None:
         idle = connection.origin.idle
-        if self._closed or len(idle) >= self.limits.max_idle_per_origin:
+        if self.closed or len(idle) >= self.limits.max_idle_per_origin:
             connection.close()
             return
         connection.idle_since = self._loop.time()

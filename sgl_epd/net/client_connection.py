@@ -35,6 +35,7 @@ class ClientConnection(asyncio.Protocol):
         self._complete = False
         self._until_eof = False
         self._reading = True
+        self._excess = False
 
     @property
     def usable(self) -> bool:
@@ -90,6 +91,9 @@ class ClientConnection(asyncio.Protocol):
                 return
         try:
             self._parser.feed_data(data)
+            if self._excess:
+                # More than the answer has come: whom the rest belongs to cannot be told.
+                self.abort()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(PeerProtocolError(f"{self.origin.url} sent a malformed answer: {error}"))
 
@@ -113,6 +117,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._headers = []
+        self._excess = self._call is None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:

@@ -32,7 +32,9 @@ class Exchange:
         "path",
         "peer",
         "query",
+        "reply_headers",
         "started",
+        "target",
         "version",
     )
 
@@ -43,10 +45,14 @@ class Exchange:
         self.method = method
         self.path = path.decode("latin-1")
         self.query = query.decode("latin-1")
+        self.target = target.decode("latin-1")
+        """Path and query as they were sent."""
         self.version = version
         self.peer = peer
         self.headers: RawHeaders = []
         self.body: bytes | bytearray = b""
+        self.reply_headers: RawHeaders = []
+        """Sent with the answer, whatever it is."""
         self.keep_alive = True
         self.started = False
         self.ended = False
@@ -124,7 +130,12 @@ class Exchange:
         self._connection.abort()
 
     def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        head = status_line(status) + encode_headers(headers) + self._connection.date_header()
+        head = (
+            status_line(status)
+            + encode_headers(headers)
+            + encode_headers(self.reply_headers)
+            + self._connection.date_header()
+        )
         if not self.keep_alive:
             head += b"connection: close\r\n"
         elif self.version == "1.0":

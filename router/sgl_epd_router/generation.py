@@ -1,0 +1,98 @@
+"""A generation: attempts, one after the other, until one works or nobody is left to ask."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sgl_epd.errors import NotFoundError, RequestError, UnavailableError
+from sgl_epd_router.attempt import Attempt
+from sgl_epd_router.context import RouterContext
+from sgl_epd_router.outgoing import IdRewriter, Outgoing
+from sgl_epd_router.verdict import Verdict
+from sgl_epd_router.worker import Outcome
+
+MAX_DEATHS = 2
+"""A request whose workers keep dying is not given to a third: it may be what kills them."""
+
+
+class RejectedError(Exception):
+    """No attempt worked; `verdict` holds the answer for the client."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.status)
+        self.verdict = verdict
+
+
+class Generation:
+    """One sample of one request. `begin`, then read the attempt; `close` in the end, whatever happened."""
+
+    def __init__(self, context: RouterContext, outgoing: Outgoing) -> None:
+        self.outgoing = outgoing
+        self.attempts = 0
+        self.attempt: Attempt | None = None
+        self.aborted = False
+        self._context = context
+        self._give_up_at = context.clock() + context.deadlines.total_s
+        self._deaths = 0
+
+    async def begin(self) -> Attempt:
+        """The attempt that works. Raises `RejectedError`, or a `RequestError` when there is no worker to ask at all."""
+        exclude: frozenset[str] = frozenset()
+        failed: Verdict | None = None
+        while True:
+            attempt = self._start(exclude, failed)
+            verdict = await attempt.settle()
+            if verdict.ok:
+                return attempt
+            exclude |= blamed(attempt)
+            attempt.close()
+            self.attempt = None
+            self._deaths += verdict.died
+            delay_s = self._delay_s(verdict)
+            if delay_s is None:
+                raise RejectedError(verdict)
+            failed = verdict
+            await asyncio.sleep(delay_s)
+
+    def rewriter(self) -> IdRewriter | None:
+        """Puts the client's own ids into the answer, if it chose any."""
+        if self.attempt is None or not self.outgoing.public_ids:
+            return None
+        return IdRewriter(self.outgoing.public_ids, self.attempt.ids.rids)
+
+    def request_abort(self) -> None:
+        """The client wants the request to end early."""
+        self.aborted = True
+        if self.attempt is not None:
+            self.attempt.request_abort()
+
+    def close(self) -> None:
+        if self.attempt is not None:
+            self.attempt.close()
+
+    def _start(self, exclude: frozenset[str], failed: Verdict | None) -> Attempt:
+        self.attempts += 1
+        try:
+            self.attempt = Attempt(self._context, self.outgoing, exclude, self._give_up_at)
+        except (UnavailableError, NotFoundError):
+            if failed is None:
+                raise
+            # Nobody is left to ask: the last worker's own words say more than "no worker can take the request".
+            raise RejectedError(failed) from None
+        return self.attempt
+
+    def _delay_s(self, verdict: Verdict) -> float | None:
+        """How long to wait before the next attempt; None when there shall be none."""
+        if not verdict.retryable or self.aborted or self._deaths >= MAX_DEATHS:
+            return None
+        now = self._context.clock()
+        return self._context.retrier.delay_s(self.attempts, now, self._give_up_at, verdict.retry_after_s)
+
+
+def blamed(attempt: Attempt) -> frozenset[str]:
+    """The workers that a next attempt shall avoid."""
+    return frozenset(leg.lease.worker.id for leg in attempt.legs if leg.verdict is not None and not leg.verdict.ok)
+
+
+def as_outcome(error: RequestError) -> Outcome:
+    return Outcome.CLIENT_ERROR if error.status < 500 else Outcome.FAILURE
