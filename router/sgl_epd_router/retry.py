@@ -9,10 +9,6 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from sgl_epd_router.worker import Outcome
-
-RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-"""As upstream. A client's mistake stays one, however often it is sent."""
 _BURST_S = 10.0
 
 
@@ -28,15 +24,6 @@ class RetryConfig:
     budget_ratio: float = 0.2
     budget_per_s: float = 10.0
     enabled: bool = True
-
-
-def outcome_of(status: int) -> Outcome:
-    """What a worker's status says about the worker."""
-    if status in (429, 503):
-        return Outcome.BACKPRESSURE
-    if status >= 500:
-        return Outcome.FAILURE
-    return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
 
 
 class RetryBudget:

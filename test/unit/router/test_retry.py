@@ -6,33 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl_epd_router.retry import RETRYABLE_STATUSES, Retrier, RetryConfig, outcome_of
-from sgl_epd_router.worker import Outcome
+from sgl_epd_router.retry import Retrier, RetryConfig
 
 FAR = 1e9
-
-
-@pytest.mark.parametrize(
-    ("status", "outcome"),
-    [
-        (200, Outcome.OK),
-        (204, Outcome.OK),
-        (400, Outcome.CLIENT_ERROR),
-        (404, Outcome.CLIENT_ERROR),
-        (422, Outcome.CLIENT_ERROR),
-        (429, Outcome.BACKPRESSURE),
-        (503, Outcome.BACKPRESSURE),
-        (500, Outcome.FAILURE),
-        (502, Outcome.FAILURE),
-        (504, Outcome.FAILURE),
-    ],
-)
-def test_what_a_status_says_about_the_worker(status: int, outcome: Outcome) -> None:
-    assert outcome_of(status) is outcome
-
-
-def test_client_mistakes_are_not_retryable() -> None:
-    assert not RETRYABLE_STATUSES & {400, 401, 403, 404, 413, 422}
 
 
 def test_without_jitter_the_waits_are_upstreams() -> None:
