@@ -12,7 +12,8 @@ import shutil
 import time
 from pathlib import Path
 
-_TAIL_BYTES = 32 * 1024
+_TAIL_BYTES = 64 * 1024
+_LONGEST_LINE = 300
 
 
 def open_log(path: Path) -> int:
@@ -60,7 +61,10 @@ def bound(path: Path, max_bytes: int) -> bool:
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """The last non-empty lines, oldest first; fewer or none if there are not that many."""
+    """The last non-empty lines, oldest first; fewer or none if there are not that many.
+
+    A line that is too long to be read (SGLang prints its whole configuration in one) is cut.
+    """
     try:
         with path.open("rb") as log:
             log.seek(0, os.SEEK_END)
@@ -70,4 +74,8 @@ def tail(path: Path, lines: int) -> list[str]:
         return []
     # A progress bar rewrites its line with carriage returns: the last state is the line.
     shown = (line.rstrip().rsplit("\r", 1)[-1] for line in text.split("\n"))
-    return [line for line in shown if line.strip()][-lines:]
+    return [_cut(line) for line in shown if line.strip()][-lines:]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."

@@ -84,13 +84,12 @@ class ManagedProcess:
         busy = self._probe is not None and not self._probe.done()
         if busy or self.handle is None or self._kill_at is not None or now < self._probe_at:
             return
-        self._probe = asyncio.create_task(self._run_probe(prober, self.lifecycle.starts, interval_s, timeout_s))
+        self._probe_at = now + interval_s
+        self._probe = asyncio.create_task(self._run_probe(prober, self.lifecycle.starts, timeout_s))
 
-    async def _run_probe(self, prober: Prober, number: int, interval_s: float, timeout_s: float) -> None:
-        clock = asyncio.get_running_loop().time
+    async def _run_probe(self, prober: Prober, number: int, timeout_s: float) -> None:
         ok = await prober.is_healthy(self.spec.url + self.spec.health_path, timeout_s)
-        self.lifecycle.probed(clock(), number, ok)
-        self._probe_at = clock() + interval_s
+        self.lifecycle.probed(asyncio.get_running_loop().time(), number, ok)
 
     def news(self) -> str | None:
         """A sentence's end about the process's health, once for each change after the first start-up."""

@@ -19,6 +19,7 @@ from sgl_epd.host.view import ProcessView, Reporter
 
 _LINE_EVERY_S = 10.0
 _REDRAW_EVERY_S = 0.25
+_SHORT = 120
 _STYLE = {"ready": "green", "starting": "yellow", "waiting": "yellow", "unhealthy": "red", "given up": "bold red"}
 
 
@@ -45,7 +46,7 @@ class LineReporter:
             self._line_at = elapsed_s
             for view in views:
                 if view.state != "ready":
-                    self._print(f"[{elapsed_s:6.1f} s] {view.name:<10} still {view.state}: {_last_line(view)}")
+                    self._print(f"[{elapsed_s:6.1f} s] {view.name:<10} still {view.state}: {_last_line(view)[:_SHORT]}")
 
     def ready(self, text: str) -> None:
         self._print(text)

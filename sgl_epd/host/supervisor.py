@@ -23,7 +23,7 @@ EXIT_GAVE_UP = 3
 EXIT_FORCED = 130
 
 _TICK_S = 0.1
-_STARTUP_PROBE_S = 0.3
+_NOT_READY_PROBE_S = 0.3
 _HOUSEKEEPING_S = 2.0
 _READINESS_TIMEOUT_S = 2.0
 # The router draws the line itself after its drain time; it gets a little more to do so.
@@ -106,7 +106,7 @@ class Supervisor:
         if process.last_exit is not None:
             what = how_it_ended(process.last_exit) + " while starting"
             raise WorkerError(death_report(process.spec, what, process.last_exit))
-        process.probe_if_due(self._prober, now, _STARTUP_PROBE_S, self._config.health_check_timeout_secs)
+        self._probe(process, now)
 
     async def _router_sees_all(self) -> bool:
         status, body = await self._prober.get(self._layout.router.url + "/readiness", _READINESS_TIMEOUT_S)
@@ -151,8 +151,7 @@ class Supervisor:
             self._reporter.event(f"{process.spec.name} has been {state} for too long and is replaced")
         if process.poll(now) is not None:
             self._report_death(process)
-        interval_s = self._config.health_check_interval_secs if process.ready else _STARTUP_PROBE_S
-        process.probe_if_due(self._prober, now, interval_s, self._config.health_check_timeout_secs)
+        self._probe(process, now)
         if text := process.news():
             self._reporter.event(f"{process.spec.name} {text}")
 
@@ -182,7 +181,7 @@ class Supervisor:
         self._launcher.close()
         await self._prober.close()
         self._phase = "ended"
-        self._write_status()
+        self._write_status(state="ended")
         self._reporter.event("all processes have ended")
 
     async def _end_part(self, processes: list[ManagedProcess], grace_s: float) -> None:
@@ -199,6 +198,11 @@ class Supervisor:
         except TimeoutError:
             return
 
+    def _probe(self, process: ManagedProcess, now: float) -> None:
+        # SGLang answers a health check by computing a token: once it is up, do not ask more often than told to.
+        interval_s = self._config.health_check_interval_secs if process.ready else _NOT_READY_PROBE_S
+        process.probe_if_due(self._prober, now, interval_s, self._config.health_check_timeout_secs)
+
     def _keep_house(self, now: float) -> None:
         """Write `status.json` when something changed; now and then bound the logs and note shared memory."""
         self._write_status()
@@ -212,11 +216,11 @@ class Supervisor:
     def _note_leftovers(self) -> None:
         self._ledger.observe(process.pid for process in proctree.descendants())
 
-    def _views(self, now: float) -> list[ProcessView]:
-        return [process.view(now) for process in self._processes]
+    def _views(self, now: float, state: str | None = None) -> list[ProcessView]:
+        return [process.view(now, state) for process in self._processes]
 
-    def _write_status(self) -> None:
-        views = self._views(self._clock())
+    def _write_status(self, state: str | None = None) -> None:
+        views = self._views(self._clock(), state)
         key = (self._phase, [(view.state, view.pid, view.restarts) for view in views])
         if key != self._written:
             self._written = key
