@@ -2,7 +2,7 @@
 
 They exist, since SGLang reads them while it imports its models and kernels; calling one says what is missing.
 Left out on purpose are names by whose absence SGLang decides for its own torch code: names that it probes with
-`hasattr` or imports inside `try` (see `PROBED` in the tests). A raising function there would break what works.
+`hasattr` or imports inside `try` (`PROBED` in the tests). A raising function there would break what works.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import NoReturn
 # `from sgl_kernel import ...`
 PACKAGE_NAMES = (
     "build_tree_kernel_efficient_cpu",
+    "gelu_and_mul",
     "infllmv2_attn_stage1",
     "max_pooling_1d_varlen",
     "merge_state_v2",
+    "silu_and_mul",
     "verify_tree_greedy_cpu",
 )
 

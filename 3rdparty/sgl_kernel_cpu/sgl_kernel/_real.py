@@ -7,16 +7,23 @@ Needs nothing but the standard library, since the build loads it by its path.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable
+import sys
 
-REAL_DISTRIBUTIONS = ("sglang-kernel", "sgl-kernel", "sgl-kernel-cpu", "sgl-kernel-xpu")
+# `sglang-kernel` for CUDA, ROCm and MUSA; upstream's CPU and XPU builds; and the names that all of them had before 0.4.
+REAL_DISTRIBUTIONS = (
+    "sglang-kernel",
+    "sglang-kernel-cpu",
+    "sglang-kernel-xpu",
+    "sgl-kernel",
+    "sgl-kernel-cpu",
+    "sgl-kernel-xpu",
+)
 
 
-def find_real(path: Iterable[str] | None = None) -> str | None:
+def find_real(path: list[str] | None = None) -> str | None:
     """`"name version"` of a real kernel distribution on `path` (default: `sys.path`), or None."""
-    options = {} if path is None else {"path": list(path)}
     for name in REAL_DISTRIBUTIONS:
-        for found in importlib.metadata.distributions(name=name, **options):
+        for found in importlib.metadata.distributions(name=name, path=sys.path if path is None else path):
             return f"{name} {found.version}"
     return None
 
@@ -25,6 +32,6 @@ def refusal(found: str, where: str) -> str:
     """The sentence for whoever has both."""
     return (
         f"{found} is installed in {where}. sgl-epd-kernel-cpu is a stand-in for it on CPUs and provides the same "
-        "import name, sgl_kernel: the two cannot share an environment. Use another environment for the CPU profile, or remove "
-        f"one: `pip uninstall {found.split()[0]} sgl-epd-kernel-cpu`, then install the one you want again."
+        "import name, sgl_kernel: the two cannot share an environment. Use another environment for the CPU profile, "
+        "or uninstall both and install again the one that you want."
     )
