@@ -27,6 +27,7 @@ class ManagedProcess:
         self.last_exit: int | None = None
         self._kill_at: float | None = None
         self._cleaning: proctree.Ending | None = None
+        self._session = 0
         self._probe: asyncio.Task[None] | None = None
         self._probe_at = now
         self._told = State.READY
@@ -59,6 +60,7 @@ class ManagedProcess:
         """The exit code, once, when the process has ended; afterwards what it left in its session is ended."""
         if self._cleaning is not None and self._cleaning.step(now):
             self._cleaning = None
+            proctree.reap_session(self._session)
         if self.handle is None:
             return None
         code = self.handle.poll()
@@ -66,7 +68,7 @@ class ManagedProcess:
             if self._kill_at is not None and now >= self._kill_at:
                 self.handle.kill()
             return None
-        session = self.handle.pid
+        self._session = session = self.handle.pid
         self._cleaning = proctree.Ending(lambda: proctree.session_members(session), now)
         self._ended(code, now)
         return code

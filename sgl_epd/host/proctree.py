@@ -73,6 +73,14 @@ def end_now(find: Callable[[], Iterable[psutil.Process]]) -> int:
     return len(ending.killed)
 
 
+def reap_session(session: int) -> None:
+    """Collect the exit status of adopted processes of an ended session, so that they do not stay zombies."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+            if os.getsid(process.pid) == session and not _alive(process):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
 def reap() -> None:
     """Collect the exit status of every child that has ended. Only for a process that waits for none by itself."""
     with contextlib.suppress(ChildProcessError):
