@@ -1,76 +1,90 @@
-"""The router's routes: which handler serves which path, and what unknown paths and methods get."""
+"""The front door: every request passes here on its way to its route's handler.
+
+Before the body is read: does the route exist, may the caller use it. After that: request id, metrics, errors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import os
+from collections.abc import Sequence
 
-from sgl_epd.errors import NotFoundError, RequestError, UnavailableError
+from sgl_epd.errors import RequestError
 from sgl_epd.net.exchange import Exchange
-from sgl_epd.net.replies import respond_error, respond_json
+from sgl_epd.net.headers import RawHeaders
+from sgl_epd.net.replies import respond_error
 from sgl_epd_router.context import RouterContext
-from sgl_epd_router.dispatch import Dispatcher, GenerationApi
-from sgl_epd_router.outgoing import returned_headers
-from sgl_epd_router.scan import CHAT, COMPLETION, GENERATE
-from sgl_epd_router.worker import Role
+from sgl_epd_router.routes import Access, MethodNotAllowedError, Route, RouteTable
 
-Handler = Callable[[Exchange], Awaitable[None]]
+REQUEST_ID_HEADER = b"x-request-id"
+_MAX_ID_LENGTH = 256
 
 
 class Api:
-    """Finds the handler of a request."""
+    """`check_head` and `handle` are what the HTTP server calls."""
 
-    def __init__(self, context: RouterContext) -> None:
+    def __init__(self, context: RouterContext, routes: Sequence[Route]) -> None:
         self._context = context
-        self._dispatcher = Dispatcher(context)
-        self._routes: dict[str, dict[str, Handler]] = {
-            "/v1/chat/completions": {"POST": self._generation(GenerationApi(CHAT))},
-            "/v1/completions": {"POST": self._generation(GenerationApi(COMPLETION))},
-            "/generate": {"POST": self._generation(GenerationApi(GENERATE))},
-            "/v1/models": {"GET": self._first_worker},
-            "/model_info": {"GET": self._first_worker},
-            "/get_model_info": {"GET": self._first_worker},
-            "/server_info": {"GET": self._first_worker},
-            "/get_server_info": {"GET": self._first_worker},
-            "/flush_cache": {"POST": self._first_worker, "GET": self._first_worker},
-            "/health": {"GET": self._health},
-            "/liveness": {"GET": self._health},
-        }
+        self._table = RouteTable(list(routes))
+        self._id_headers = tuple([name.lower().encode("latin-1") for name in context.config.request_id_headers])
+        self._origins = frozenset([origin.encode("latin-1") for origin in context.config.cors_allowed_origins])
+
+    def check_head(self, exchange: Exchange) -> None:
+        """Refuse unknown routes and callers before a body of megabytes is taken in. Raises `RequestError`."""
+        self._name_request(exchange)
+        if self._origins and self._cors(exchange) and exchange.method == "OPTIONS":
+            return
+        route = self._table.find(exchange.path)
+        try:
+            self._table.handler(route, exchange.method)
+        except MethodNotAllowedError:
+            exchange.reply_headers.append((b"allow", route.allow.encode()))
+            raise
+        self._authorize(exchange, route)
 
     async def handle(self, exchange: Exchange) -> None:
-        methods = self._routes.get(exchange.path)
-        if methods is None:
-            raise NotFoundError(f"there is no route {exchange.path}")
-        handler = methods.get(exchange.method)
-        if handler is None:
-            error = _MethodNotAllowedError(f"{exchange.path} does not allow {exchange.method}")
-            respond_error(exchange, error, [(b"allow", ", ".join(methods).encode())])
+        if exchange.method == "OPTIONS":
+            exchange.respond(204)
             return
-        await handler(exchange)
+        route = self._table.find(exchange.path)
+        context = self._context
+        try:
+            await self._table.handler(route, exchange.method)(exchange)
+        except RequestError as error:
+            respond_error(exchange, error)
+        except asyncio.CancelledError:
+            context.metrics.cancelled.inc(route.path)
+            raise
+        context.metrics.requests.inc(route.path, str(exchange.status))
+        context.metrics.duration.observe(context.clock() - exchange.received_at, route.path)
 
-    def _generation(self, api: GenerationApi) -> Handler:
-        async def handle(exchange: Exchange) -> None:
-            await self._dispatcher.serve(exchange, api)
+    def _authorize(self, exchange: Exchange, route: Route) -> None:
+        if route.access is Access.OPEN:
+            return
+        auth = self._context.auth
+        check = auth.check_admin if route.access is Access.ADMIN else auth.check_client
+        check(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
 
-        return handle
+    def _name_request(self, exchange: Exchange) -> None:
+        """The client's id for the request, or one of ours, goes to the workers and back to the client."""
+        found = next((v for name in self._id_headers if (v := exchange.header(name))), None)
+        if found is None or len(found) > _MAX_ID_LENGTH:
+            found = os.urandom(12).hex().encode()
+        if exchange.header(REQUEST_ID_HEADER) is None:
+            exchange.headers.append((REQUEST_ID_HEADER, found))
+        exchange.reply_headers.append((REQUEST_ID_HEADER, found))
 
-    async def _first_worker(self, exchange: Exchange) -> None:
-        registry = self._context.registry
-        for role in (Role.REGULAR, Role.PREFILL, Role.DECODE):
-            for worker in registry.in_role(role):
-                if worker.healthy:
-                    url = worker.url + exchange.path
-                    headers = []
-                    if worker.api_key:
-                        headers.append((b"authorization", b"Bearer " + worker.api_key.encode()))
-                    reply = await self._context.client.fetch(exchange.method, url, headers=headers)
-                    exchange.respond(reply.status, reply.body, returned_headers(reply.headers))
-                    return
-        raise UnavailableError("no worker is available")
-
-    async def _health(self, exchange: Exchange) -> None:
-        respond_json(exchange, {"status": "ok"})
-
-
-class _MethodNotAllowedError(RequestError):
-    status = 405
-    error_type = "MethodNotAllowedError"
+    def _cors(self, exchange: Exchange) -> bool:
+        """Allow a browser page of a listed origin; returns whether the origin is listed."""
+        origin = exchange.header(b"origin")
+        if origin is None or not (origin in self._origins or b"*" in self._origins):
+            return False
+        headers: RawHeaders = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        if exchange.method == "OPTIONS":
+            headers += [
+                (b"access-control-allow-methods", b"GET, POST, PUT, DELETE, OPTIONS"),
+                (b"access-control-allow-headers", exchange.header(b"access-control-request-headers") or b"*"),
+                (b"access-control-max-age", b"600"),
+            ]
+        exchange.reply_headers += headers
+        return True

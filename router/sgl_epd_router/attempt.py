@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sgl_epd.errors import DeadlineError, UnavailableError, UpstreamError
 from sgl_epd.net.headers import RawHeaders
 from sgl_epd_router import verdict as verdicts
@@ -36,6 +38,7 @@ class Attempt:
         self._give_up_at = give_up_at
         self._failure: StreamFailedError | None = None
         self._done_seen = False
+        self.on_prefilled: Callable[[], None] | None = None
         self.prefill: Leg | None = None
         self.main: Leg
         self._take_leases(exclude)
@@ -58,6 +61,12 @@ class Attempt:
     def streamed(self) -> bool:
         """Whether the answer is a stream of events; else it is whole, in `body`."""
         return bool(self._judge.first_events)
+
+    @property
+    def blamed_role(self) -> str:
+        """The role of the (first) leg that failed."""
+        failed = [leg.role for leg in self.legs if leg.verdict is not None and not leg.verdict.ok]
+        return failed[0] if failed else self.main.role
 
     @property
     def status(self) -> int:
@@ -120,7 +129,7 @@ class Attempt:
         self._judge.abort_requested_at = self._context.clock()
         for leg in self.legs:
             if not leg.done:
-                self._abort(leg)
+                self._abort(leg, "client")
         self._waker.wake()
 
     def close(self) -> None:
@@ -131,13 +140,13 @@ class Attempt:
             if leg.lease.done:
                 continue
             if not leg.ended and (leg.status or leg.error is None or leg.verdict is None or leg.verdict.died):
-                self._abort(leg)
+                self._abort(leg, "cleanup")
             leg.finish(_outcome(leg))
 
     def _take_leases(self, exclude: frozenset[str]) -> None:
-        context = self._context
-        if not context.staged:
-            self.main = self._leg(Role.REGULAR, exclude)
+        context, outgoing = self._context, self.outgoing
+        if outgoing.role is not None or not context.staged:
+            self.main = self._leg(outgoing.role or Role.REGULAR, exclude)
             return
         try:
             self.prefill = self._leg(Role.PREFILL, exclude)
@@ -151,8 +160,10 @@ class Attempt:
             self.main = self._leg(Role.REGULAR, exclude)
 
     def _leg(self, role: Role, exclude: frozenset[str]) -> Leg:
-        clock = self._context.clock
-        lease = self._context.registry.select(role, self.outgoing.key, clock(), exclude)
+        clock, registry = self._context.clock, self._context.registry
+        if self.outgoing.only is not None:
+            exclude |= frozenset([w.id for w in registry.in_role(role) if w.id != self.outgoing.only])
+        lease = registry.select(role, self.outgoing.key, clock(), exclude)
         return Leg(lease, self._waker.wake, clock)
 
     def _send(self) -> None:
@@ -167,11 +178,15 @@ class Attempt:
 
     def _release_prefill(self) -> None:
         leg = self.prefill
-        if leg is not None and leg.verdict is not None and leg.verdict.ok:
-            leg.finish(Outcome.OK)
+        if leg is None or leg.lease.done or leg.verdict is None or not leg.verdict.ok:
+            return
+        leg.finish(Outcome.OK)
+        if self.on_prefilled is not None:
+            self.on_prefilled()
 
-    def _abort(self, leg: Leg) -> None:
+    def _abort(self, leg: Leg, reason: str) -> None:
         if self.outgoing.id_field:
+            self._context.metrics.aborts.inc(leg.role, reason)
             self._context.aborter.abort(leg.lease.worker, self.ids.rids, registered=leg.status > 0)
 
     def _checked(self, events: bytes) -> bytes:

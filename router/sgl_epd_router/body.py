@@ -16,7 +16,8 @@ Buffer = bytes | bytearray | memoryview
 _ABSENT = msgspec.Raw(b"")
 _WHITESPACE = b" \t\r\n"
 
-ROUTER_FIELDS = ("rid", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+BOOTSTRAP_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+ROUTER_FIELDS = ("rid", *BOOTSTRAP_FIELDS)
 """Set by the router; a client's own values are removed from the body (what a parser does with duplicates varies)."""
 
 
@@ -51,6 +52,7 @@ class Peek(msgspec.Struct):
     stream: msgspec.Raw = _ABSENT
     n: msgspec.Raw = _ABSENT
     rid: msgspec.Raw = _ABSENT
+    priority: msgspec.Raw = _ABSENT
     bootstrap_host: msgspec.Raw = _ABSENT
     bootstrap_port: msgspec.Raw = _ABSENT
     bootstrap_room: msgspec.Raw = _ABSENT
@@ -62,6 +64,8 @@ class ChatPeek(Peek):
 
 class CompletionPeek(Peek):
     prompt: msgspec.Raw = _ABSENT
+    echo: msgspec.Raw = _ABSENT
+    logprobs: msgspec.Raw = _ABSENT
 
 
 class GeneratePeek(Peek):
@@ -73,6 +77,25 @@ class GeneratePeek(Peek):
     audio_data: msgspec.Raw = _ABSENT
     sampling_params: msgspec.Raw = _ABSENT
     return_logprob: msgspec.Raw = _ABSENT
+
+
+class ResponsesPart(msgspec.Struct):
+    text: str = ""
+    image_url: msgspec.Raw = _ABSENT
+
+
+class ResponsesItem(msgspec.Struct):
+    role: str = ""
+    content: str | list[ResponsesPart] | None = None
+
+
+class ResponsesPeek(Peek):
+    """`/v1/responses`."""
+
+    input: str | list[ResponsesItem] = ""
+    instructions: str | None = None
+    previous_response_id: msgspec.Raw = _ABSENT
+    request_id: msgspec.Raw = _ABSENT
 
 
 _LENIENT = msgspec.json.Decoder(Peek)

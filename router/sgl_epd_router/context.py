@@ -8,10 +8,15 @@ from collections.abc import Callable
 
 from sgl_epd.net.client import HttpClient
 from sgl_epd_router.args import RouterConfig
+from sgl_epd_router.auth import Auth
 from sgl_epd_router.cancel import Aborter, RequestIds
 from sgl_epd_router.deadlines import Deadlines
+from sgl_epd_router.gate import Gate
+from sgl_epd_router.metrics import RouterMetrics
+from sgl_epd_router.ratelimit import RateLimiter
 from sgl_epd_router.registry import Registry
 from sgl_epd_router.retry import Retrier
+from sgl_epd_router.tracing import Tracer
 from sgl_epd_router.worker import Role
 
 
@@ -28,6 +33,11 @@ class RouterContext:
     retrier: Retrier
     aborter: Aborter
     requests: RequestIds
+    auth: Auth
+    gate: Gate
+    limiter: RateLimiter | None
+    metrics: RouterMetrics
+    tracer: Tracer
 
     @property
     def staged(self) -> bool:

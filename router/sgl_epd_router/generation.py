@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from sgl_epd.errors import NotFoundError, RequestError, UnavailableError
+from sgl_epd.errors import NotFoundError, UnavailableError
 from sgl_epd_router.attempt import Attempt
 from sgl_epd_router.context import RouterContext
 from sgl_epd_router.outgoing import IdRewriter, Outgoing
 from sgl_epd_router.verdict import Verdict
-from sgl_epd_router.worker import Outcome
 
 MAX_DEATHS = 2
 """A request whose workers keep dying is not given to a third: it may be what kills them."""
@@ -31,6 +31,8 @@ class Generation:
         self.attempts = 0
         self.attempt: Attempt | None = None
         self.aborted = False
+        self.on_prefilled: Callable[[], None] | None = None
+        """Called when the prompt has been prefilled."""
         self._context = context
         self._give_up_at = context.clock() + context.deadlines.total_s
         self._deaths = 0
@@ -46,11 +48,13 @@ class Generation:
                 return attempt
             exclude |= blamed(attempt)
             attempt.close()
+            role = attempt.blamed_role
             self.attempt = None
             self._deaths += verdict.died
             delay_s = self._delay_s(verdict)
             if delay_s is None:
                 raise RejectedError(verdict)
+            self._context.metrics.retries.inc(role, "died" if verdict.died else str(verdict.status))
             failed = verdict
             await asyncio.sleep(delay_s)
 
@@ -79,6 +83,7 @@ class Generation:
                 raise
             # Nobody is left to ask: the last worker's own words say more than "no worker can take the request".
             raise RejectedError(failed) from None
+        self.attempt.on_prefilled = self.on_prefilled
         return self.attempt
 
     def _delay_s(self, verdict: Verdict) -> float | None:
@@ -92,7 +97,3 @@ class Generation:
 def blamed(attempt: Attempt) -> frozenset[str]:
     """The workers that a next attempt shall avoid."""
     return frozenset(leg.lease.worker.id for leg in attempt.legs if leg.verdict is not None and not leg.verdict.ok)
-
-
-def as_outcome(error: RequestError) -> Outcome:
-    return Outcome.CLIENT_ERROR if error.status < 500 else Outcome.FAILURE

@@ -13,7 +13,7 @@ from sgl_epd.net.headers import HOP_BY_HOP, RawHeaders, connection_options, enco
 from sgl_epd_router.body import splice
 from sgl_epd_router.rooms import new_rid, new_room
 from sgl_epd_router.route_key import EMPTY_KEY, RouteKey
-from sgl_epd_router.worker import Worker
+from sgl_epd_router.worker import Role, Worker
 
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"authorization"}
 _NOT_RETURNED = HOP_BY_HOP | {b"content-length", b"date", b"server"}
@@ -54,6 +54,10 @@ class Outgoing:
     """The client's own; used for workers that have no key of theirs."""
     body: Buffer
     key: RouteKey = EMPTY_KEY
+    role: Role | None = None
+    """One worker of this role serves the request; None: prefill and decode workers do, or an aggregated one."""
+    only: str | None = None
+    """Id of the only worker that may serve it (one that holds the client's state)."""
     stream: bool = False
     batch: int | None = None
     id_field: str | None = "rid"

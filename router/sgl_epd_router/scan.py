@@ -7,7 +7,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sgl_epd_router.body import Buffer, ChatPeek, CompletionPeek, GeneratePeek, Part, Peek, peek, raw_text
+from sgl_epd_router.body import (
+    Buffer,
+    ChatPeek,
+    CompletionPeek,
+    GeneratePeek,
+    Part,
+    Peek,
+    ResponsesItem,
+    ResponsesPart,
+    ResponsesPeek,
+    peek,
+    raw_text,
+)
 from sgl_epd_router.media import MediaItem, Modality, media_item
 from sgl_epd_router.route_key import MediaKey, RouteKey
 
@@ -99,6 +111,20 @@ def read_generate(found: GeneratePeek) -> Prompt:
     return Prompt(bytes(prompt), tuple(media), batch_size(prompt) if prompt else _embeds_batch_size(found.input_embeds))
 
 
+def read_responses(found: ResponsesPeek) -> Prompt:
+    text = bytearray((found.instructions or "").encode("utf-8", "surrogatepass"))
+    media: list[MediaItem] = []
+    items = [ResponsesItem("user", found.input)] if isinstance(found.input, str) else found.input
+    for item in items:
+        text += _TURN + item.role.encode()
+        parts = [ResponsesPart(item.content)] if isinstance(item.content, str) else item.content or ()
+        for part in parts:
+            text += part.text.encode("utf-8", "surrogatepass")
+            if part.image_url and (image := media_item(Modality.IMAGE, part.image_url, len(text))):
+                media.append(image)
+    return Prompt(bytes(text), tuple(media), None)
+
+
 def read_nothing(_: Peek) -> Prompt:
     return Prompt(b"", (), None)
 
@@ -140,4 +166,5 @@ def _embeds_batch_size(embeds: msgspec.Raw) -> int | None:
 CHAT = Scanner(ChatPeek, read_chat)
 COMPLETION = Scanner(CompletionPeek, read_completion)
 GENERATE = Scanner(GeneratePeek, read_generate)
+RESPONSES = Scanner(ResponsesPeek, read_responses)
 OTHER = Scanner(Peek, read_nothing)

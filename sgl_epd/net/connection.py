@@ -224,12 +224,27 @@ class ServerConnection(asyncio.BufferedProtocol):
             length = self._body_length(self._exchange)
             if length > 0 and (refusal := self._server.refuse_body(length)):
                 raise refusal
-            if self._server.check_head is not None:
-                self._server.check_head(self._exchange)
         except RequestError as error:
             self._refuse(error)
             return
-        self._start_body(length, rest)
+        if self._passes(self._exchange, length, rest):
+            self._start_body(length, rest)
+
+    def _passes(self, exchange: Exchange, length: int, rest: bytes) -> bool:
+        """Ask `check_head`; a refusal ends the connection only if a body is still on its way."""
+        if self._server.check_head is None:
+            return True
+        try:
+            self._server.check_head(exchange)
+        except RequestError as error:
+            if not 0 <= length <= len(rest):
+                self._refuse(error)
+                return False
+            self._pending += memoryview(rest)[length:]
+            self._state = State.BUSY
+            respond_error(exchange, error)
+            return False
+        return True
 
     def _reset_parser(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
@@ -330,7 +345,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _refuse(self, error: RequestError) -> None:
         """Answer without having read the whole request, then close."""
-        exchange = self._exchange or Exchange(self, "GET", b"/", "1.1", self._peer)
+        exchange = self._exchange or Exchange(self, "GET", b"/", "1.1", self._peer, self._loop.time())
         exchange.keep_alive = False
         self._exchange = exchange
         self._body = memoryview(b"")
@@ -375,7 +390,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def on_url(self, url: bytes) -> None:
         if not self._complete:
-            self._exchange = Exchange(self, self._parser.get_method().decode("ascii"), url, "1.1", self._peer)
+            method = self._parser.get_method().decode("ascii")
+            self._exchange = Exchange(self, method, url, "1.1", self._peer, self._loop.time())
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers arrive here too, after the head: they are dropped.

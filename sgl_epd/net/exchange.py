@@ -32,13 +32,17 @@ class Exchange:
         "path",
         "peer",
         "query",
+        "received_at",
         "reply_headers",
         "started",
+        "status",
         "target",
         "version",
     )
 
-    def __init__(self, connection: ServerConnection, method: str, target: bytes, version: str, peer: str) -> None:
+    def __init__(
+        self, connection: ServerConnection, method: str, target: bytes, version: str, peer: str, received_at: float
+    ) -> None:
         path, _, query = target.partition(b"?")
         self._connection = connection
         self._chunked = False
@@ -54,6 +58,10 @@ class Exchange:
         self.reply_headers: RawHeaders = []
         """Sent with the answer, whatever it is."""
         self.keep_alive = True
+        self.received_at = received_at
+        """When the head had arrived, in the loop's time."""
+        self.status = 0
+        """Of the answer, once that has been started."""
         self.started = False
         self.ended = False
 
@@ -71,6 +79,7 @@ class Exchange:
         if self.started:
             raise RuntimeError("the answer has been started already")
         self.started = True
+        self.status = status
         head = self._head(status, headers)
         if status >= 200 and status not in (204, 304):
             head += b"content-length: %d\r\n" % len(body)
@@ -89,6 +98,7 @@ class Exchange:
         if self.started:
             raise RuntimeError("the answer has been started already")
         self.started = True
+        self.status = status
         self._chunked = self.version != "1.0"
         if not self._chunked:
             self.keep_alive = False
