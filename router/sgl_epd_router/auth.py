@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 from collections.abc import Iterable
 
 from sgl_epd.errors import AuthenticationError, PermissionDeniedError
-
-_BEARER = b"bearer "
 
 
 class KeyRing:
@@ -70,10 +69,26 @@ def admin_keys(admin_api_key: str | None, control_plane_api_keys: Iterable[str])
 
 
 def presented_key(authorization: bytes | None, x_api_key: bytes | None = None) -> bytes | None:
-    """The key of `Authorization: Bearer KEY`, or of `X-Api-Key` (as Anthropic's clients send it)."""
-    if authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER:
-        return authorization[len(_BEARER) :].strip()
+    """The key of `Authorization: Bearer KEY`, or of `X-Api-Key` (as Anthropic's clients send it).
+
+    Also the password of `Basic`, because that is all a stock encoder can be made to send: it registers with
+    `--encoder-register-urls http://any:KEY@router:30000`.
+    """
+    if authorization is None:
+        return x_api_key
+    scheme, _, value = authorization.strip().partition(b" ")
+    if scheme.lower() == b"bearer":
+        return value.strip()
+    if scheme.lower() == b"basic":
+        return _basic_password(value.strip())
     return x_api_key
+
+
+def _basic_password(encoded: bytes) -> bytes | None:
+    try:
+        return base64.b64decode(encoded, validate=True).partition(b":")[2] or None
+    except ValueError:
+        return None
 
 
 def _refusal(key: bytes | None) -> AuthenticationError:

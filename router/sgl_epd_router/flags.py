@@ -113,7 +113,7 @@ class PoolFlags:
         None, "key that the router sends to its workers (default: the first --api-key)", group=_POOLS, secret=True
     )
     worker_heartbeat_ttl_secs: float = option(
-        90.0, "silence after which a self-registered worker is removed", group=_POOLS
+        600.0, "silence after which a self-registered worker is forgotten", group=_POOLS
     )
 
 

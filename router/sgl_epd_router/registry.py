@@ -34,8 +34,8 @@ LOAD_MODELS = {
 class RegistryConfig:
     breaker: BreakerConfig = dataclasses.field(default_factory=BreakerConfig)
     health: HealthConfig = dataclasses.field(default_factory=HealthConfig)
-    heartbeat_ttl_s: float = 90.0
-    """A self-registered worker is removed when its heartbeat has been silent for so long."""
+    heartbeat_ttl_s: float = 600.0
+    """A self-registered worker that has given no sign of life for so long is forgotten."""
     load_models: Mapping[Role, LoadModel] = dataclasses.field(default_factory=lambda: dict(LOAD_MODELS))
 
 
@@ -116,10 +116,9 @@ class Registry:
         return worker
 
     def sweep(self, now: float) -> list[Worker]:
-        """Remove workers whose heartbeat stopped, and forget removed ones that are idle. Returns the forgotten."""
+        """Remove registered workers that fell silent, and forget removed ones that are idle. Returns the forgotten."""
         for worker in self.workers.values():
-            silent_s = now - worker.heartbeat_at
-            if worker.spec.source is Source.REGISTERED and silent_s > self.config.heartbeat_ttl_s:
+            if worker.spec.source is Source.REGISTERED and self._silent(worker, now):
                 worker.draining = worker.removing = True
         gone = [worker for worker in self.workers.values() if worker.removing and worker.load.own.requests <= 0]
         for worker in gone:
@@ -175,6 +174,11 @@ class Registry:
             load=LoadView(self.config.load_models[spec.role], self.board, slot),
             now=now,
         )
+
+    def _silent(self, worker: Worker, now: float) -> bool:
+        """A good health check or an answer is as good as a heartbeat: stock encoders register, but never beat."""
+        ttl_s = worker.spec.heartbeat_ttl_s or self.config.heartbeat_ttl_s
+        return now - max(worker.heartbeat_at, worker.health.seen_at) > ttl_s
 
     def _renew(self, worker: Worker) -> None:
         self._incarnations += 1

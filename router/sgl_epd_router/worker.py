@@ -41,7 +41,7 @@ class Outcome(enum.StrEnum):
 
 
 class Source(enum.StrEnum):
-    """Who named a worker: flags stay for good, `API` until removed, `REGISTERED` only while its heartbeat lasts."""
+    """Who named a worker: flags stay for good, `API` until removed, `REGISTERED` only while it gives signs of life."""
 
     FLAG = "flag"
     API = "api"
@@ -83,6 +83,8 @@ class WorkerSpec:
     cost: float = 1.0
     labels: tuple[tuple[str, str], ...] = ()
     source: Source = Source.FLAG
+    heartbeat_ttl_s: float | None = None
+    """Self-registered only: silence after which it is forgotten (None: `--worker-heartbeat-ttl-secs`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", normalize_url(self.url))

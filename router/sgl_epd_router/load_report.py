@@ -1,0 +1,125 @@
+"""Reads what workers say about their load: `/v1/loads`, the ZMQ load stream, and stock encoders' counters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from sgl_epd_router.load import LoadReport
+from sgl_epd_router.worker import Role
+
+_COUNTER = re.compile(
+    rb"^sglang:encoder_requests(?P<received>_received)?_total\{[^}\n]*\} (?P<value>[0-9.eE+-]+)", re.MULTILINE
+)
+_STUCK_S = 200.0
+"""Longer than an encoder keeps any request (`SGLANG_ENCODER_REQ_TIMEOUT`, 180 s)."""
+
+
+class RankLoad(msgspec.Struct):
+    """One data-parallel rank in `/v1/loads` (SGLang: `managers/load_snapshot.py:LoadSnapshot`).
+
+    The last three fields are those of our own encode workers.
+    """
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_waiting_uncached_tokens: int = 0
+    num_used_tokens: int = 0
+    num_total_tokens: int = 0
+    pending_patches: int | None = None
+    seq: int | None = None
+    seen_dispatch: int | None = None
+
+
+class LoadsBody(msgspec.Struct):
+    loads: list[RankLoad]
+
+
+def parse_loads(body: bytes, role: Role) -> LoadReport:
+    """The answer of `GET /v1/loads`. Raises `ValueError` if it is none."""
+    try:
+        ranks = msgspec.json.decode(body, type=LoadsBody).loads
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not an answer of /v1/loads: {error}") from error
+    return sum_ranks(ranks, role)
+
+
+def sum_ranks(ranks: Iterable[RankLoad], role: Role) -> LoadReport:
+    """All ranks of a worker together, as the router sends to the worker and not to a rank."""
+    ranks = list(ranks)
+    patches = [rank.pending_patches for rank in ranks if rank.pending_patches is not None]
+    only = ranks[0] if len(ranks) == 1 else None
+    return LoadReport(
+        requests=sum(rank.num_running_reqs + rank.num_waiting_reqs for rank in ranks),
+        tokens=None if role is Role.ENCODE else sum(_tokens(rank, role) for rank in ranks),
+        patches=sum(patches) if patches else None,
+        seq=only.seq if only else None,
+        seen=only.seen_dispatch if only else None,
+    )
+
+
+def _tokens(rank: RankLoad, role: Role) -> int:
+    """Prefill works off uncached tokens; decode (and a worker that does both) is as slow as its KV is full."""
+    if role is Role.PREFILL:
+        return rank.num_waiting_uncached_tokens
+    return max(rank.num_total_tokens, rank.num_used_tokens)
+
+
+def parse_load_stat(frames: Sequence[bytes]) -> tuple[int, RankLoad]:
+    """A message of the load stream: (sequence number, load). Raises `ValueError` if it is none.
+
+    SGLang: `managers/scheduler_components/load_publisher.py:LoadStat`; positions are the wire contract.
+    """
+    if len(frames) != 3 or len(frames[1]) != 8:
+        raise ValueError("not a message of the load stream")
+    try:
+        fields: list[Any] = msgspec.msgpack.decode(frames[2], type=list)
+        tag, running, waiting, tokens = fields[:4]
+        uncached = fields[6] if len(fields) > 6 else 0
+        total = fields[7] if len(fields) > 7 else 0
+        load = RankLoad(int(running), int(waiting), int(uncached), int(tokens), int(total))
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise ValueError(f"not a LoadStat: {error}") from error
+    if tag != "LoadStat":
+        raise ValueError(f"not a LoadStat but {tag!r}")
+    return int.from_bytes(frames[1], "big", signed=True), load
+
+
+class EncoderCounters:
+    """A stock encoder's requests in flight: those it has received, less those it has ended.
+
+    A request that ends on a path that upstream does not count would stay in the difference for ever. So a difference
+    that has not moved for longer than any request lives is taken for such leftovers and no longer counted.
+    """
+
+    def __init__(self) -> None:
+        self._last = (0.0, 0.0)
+        self._moved_at = 0.0
+        self._leftover = 0.0
+
+    def observe(self, text: bytes, now: float) -> LoadReport:
+        """The answer of `GET /metrics`. Raises `ValueError` if it has no such counters."""
+        received = ended = 0.0
+        found = False
+        for match in _COUNTER.finditer(text):
+            found = True
+            if match["received"]:
+                received += float(match["value"])
+            else:
+                ended += float(match["value"])
+        if not found and b"sglang:encoder" not in text:
+            raise ValueError("no encoder counters in /metrics")
+        return LoadReport(requests=self._in_flight(received, ended, now))
+
+    def _in_flight(self, received: float, ended: float, now: float) -> float:
+        if received < self._last[0]:
+            self._leftover = 0.0  # restarted
+        if (received, ended) != self._last:
+            self._last, self._moved_at = (received, ended), now
+        difference = max(0.0, received - ended)
+        if difference > self._leftover and now - self._moved_at > _STUCK_S:
+            self._leftover = difference
+        return max(0.0, difference - self._leftover)
