@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
+
+import uvloop
 
 from sgl_epd.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the exit status: 2 for a wrong flag, with a sentence on stderr."""
+    """Runs until SIGINT or SIGTERM. Wrong flags end it with code 2 and a sentence."""
     from sgl_epd_router.app import serve
     from sgl_epd_router.args import parse_args
     from sgl_epd_router.logs import setup_logging
 
     try:
         config = parse_args(sys.argv[1:] if argv is None else argv)
+        setup_logging(config.log_level, config.log_format, config.log_dir)
+        if config.workers > 1:
+            from sgl_epd_router.multiproc import serve_with_workers
+
+            return uvloop.run(serve_with_workers(config))
+        uvloop.run(serve(config))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    setup_logging(config.log_level, config.log_format, config.log_dir)
-    _run(serve(config))
     return 0
-
-
-def _run(main: Coroutine[None, None, None]) -> None:
-    """On uvloop, which halves the cost of a request; where there is none (Windows), on asyncio's own loop."""
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import msgspec
 from sgl_epd.errors import BadRequestError
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.replies import respond_json
-from sgl_epd_router.context import RouterContext
+from sgl_epd_router.commands import AbortRequests, PoolControl
 from sgl_epd_router.routes import Access, Route
 
 
@@ -19,8 +19,8 @@ class _AbortRequest(msgspec.Struct):
 class AbortApi:
     """Workers are asked for the ids that the router gave to the request there, so that only this request ends."""
 
-    def __init__(self, context: RouterContext) -> None:
-        self._context = context
+    def __init__(self, control: PoolControl) -> None:
+        self._control = control
 
     def routes(self) -> list[Route]:
         return [Route("/abort_request", {"POST": self.abort}, Access.ADMIN)]
@@ -32,8 +32,5 @@ class AbortApi:
             raise BadRequestError(f"an object with `rid` or `abort_all` is expected: {error}") from error
         if not wanted.rid and not wanted.abort_all:
             raise BadRequestError("`rid` is missing", param="rid")
-        requests = self._context.requests
-        found = list(requests.all() if wanted.abort_all else requests.find(wanted.rid or ""))
-        for request in found:
-            request.request_abort()
-        respond_json(exchange, {"aborted": len(found)})
+        rid = None if wanted.abort_all else wanted.rid
+        respond_json(exchange, await self._control.run(AbortRequests(rid)))

@@ -1,20 +1,19 @@
-"""The control routes: workers, the gateway's legacy routes, encoder registration, draining.
-
-Knows nothing about sockets: `handle` takes a parsed request and returns a reply, or raises a `RequestError`. Callers
-check the admin key first (`is_admin_route`).
-"""
+"""The control routes: workers, the gateway's legacy routes, encoder registration, draining."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
-from typing import Any
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, unquote
 
 import msgspec
 
-from sgl_epd.errors import BadRequestError, NotFoundError, RequestError
+from sgl_epd.errors import BadRequestError, NotFoundError
+from sgl_epd.net.exchange import Exchange
+from sgl_epd.net.replies import respond_json, respond_text
 from sgl_epd_router.commands import (
     AddWorker,
     DrainRouter,
@@ -26,6 +25,8 @@ from sgl_epd_router.commands import (
 )
 from sgl_epd_router.gate import Gate
 from sgl_epd_router.registry import Registry
+from sgl_epd_router.routes import Access, MethodNotAllowedError, Route
+from sgl_epd_router.routes import Handler as RouteHandler
 from sgl_epd_router.ssrf import WorkerGuard
 from sgl_epd_router.worker import Role, Source, Worker, WorkerSpec, normalize_url
 from sgl_epd_router.worker_json import changes_from_body, public_worker, public_workers, spec_from_body
@@ -34,12 +35,13 @@ _DRAIN_POLL_S = 0.05
 _MAX_WAIT_S = 3600.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AdminRequest:
+class AdminRequest(Protocol):
+    """What is read of a request; `sgl_epd.net.exchange.Exchange` is one."""
+
     method: str
     path: str
-    query: str = ""
-    body: bytes | bytearray = b""
+    query: str
+    body: bytes | bytearray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,11 +51,6 @@ class AdminReply:
     body: Any
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = ()
-
-
-class MethodNotAllowedError(RequestError):
-    status = 405
-    error_type = "MethodNotAllowedError"
 
 
 Handler = Callable[[AdminRequest], Awaitable[AdminReply]]
@@ -99,16 +96,14 @@ class Admin:
             "heartbeat": {"PUT": self._heartbeat, "POST": self._heartbeat},
         }
 
-    def is_admin_route(self, path: str) -> bool:
-        return path in self._routes or path.startswith("/workers/")
+    def routes(self) -> list[Route]:
+        found = [Route(path, _served(methods), Access.ADMIN) for path, methods in self._routes.items()]
+        below = dict.fromkeys(("GET", "PUT", "PATCH", "POST", "DELETE"), self._serve_one)
+        return [*found, Route("/workers/", _served(below), Access.ADMIN)]
 
-    async def handle(self, request: AdminRequest) -> AdminReply:
-        """Raises a `RequestError`, which the server answers with."""
-        methods = self._routes.get(request.path)
-        if methods is None and request.path.startswith("/workers/"):
-            methods = self._worker_routes[_split_worker_path(request.path)[1]]
-        if methods is None:
-            raise NotFoundError(f"there is no route {request.path}")
+    async def _serve_one(self, request: AdminRequest) -> AdminReply:
+        """`/workers/NAME` and what lies below it."""
+        methods = self._worker_routes[_split_worker_path(request.path)[1]]
         handler = methods.get(request.method)
         if handler is None:
             raise MethodNotAllowedError(f"{request.path} allows {', '.join(methods)}, not {request.method}")
@@ -246,6 +241,19 @@ class Admin:
         give_up_at = self._clock() + left_s
         while not done() and self._clock() < give_up_at:
             await asyncio.sleep(_DRAIN_POLL_S)
+
+
+def _served(methods: Mapping[str, Handler]) -> dict[str, RouteHandler]:
+    """The handlers as the server calls them."""
+    return {method: functools.partial(_respond, handler) for method, handler in methods.items()}
+
+
+async def _respond(handler: Handler, exchange: Exchange) -> None:
+    reply = await handler(exchange)
+    if isinstance(reply.body, str):
+        respond_text(exchange, reply.body, reply.status)
+    else:
+        respond_json(exchange, reply.body, reply.status, list(reply.headers))
 
 
 def _split_worker_path(path: str) -> tuple[str, str]:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
+from collections.abc import Callable, Sequence
 
 from sgl_epd.net.client import ClientLimits, HttpClient
 from sgl_epd.net.server import HttpServer, ServerLimits
 from sgl_epd_router.abort_api import AbortApi
+from sgl_epd_router.admin import Admin, AdminDefaults
 from sgl_epd_router.admission import AdmissionConfig
 from sgl_epd_router.api import Api
 from sgl_epd_router.apis import CHAT_API, COMPLETION_API, GENERATE_API, GenerationApi
 from sgl_epd_router.args import RouterConfig
+from sgl_epd_router.attachment import Attachment, LocalAttachment
 from sgl_epd_router.auth import Auth, admin_keys
-from sgl_epd_router.build import build_registry
+from sgl_epd_router.build import build_registry, worker_key
 from sgl_epd_router.cancel import Aborter, RequestIds
+from sgl_epd_router.commands import PoolControl
 from sgl_epd_router.context import RouterContext
 from sgl_epd_router.counters import CounterBoard
 from sgl_epd_router.deadlines import Deadlines
@@ -24,10 +29,14 @@ from sgl_epd_router.gate import Gate
 from sgl_epd_router.health_api import HealthApi
 from sgl_epd_router.info import Info
 from sgl_epd_router.metrics import RouterMetrics
+from sgl_epd_router.metrics_api import MetricsApi, start_metrics_server
 from sgl_epd_router.proxy import Proxy
 from sgl_epd_router.ratelimit import RateLimitConfig, RateLimiter
+from sgl_epd_router.registry import Registry
 from sgl_epd_router.retry import Retrier, RetryConfig
 from sgl_epd_router.routes import Handler, Route
+from sgl_epd_router.ssrf import WorkerGuard
+from sgl_epd_router.tls import client_context, server_context
 from sgl_epd_router.tracing import make_tracer
 
 logger = logging.getLogger(__name__)
@@ -38,7 +47,7 @@ def make_context(config: RouterConfig, client: HttpClient, board: CounterBoard) 
     loop = asyncio.get_running_loop()
     clock = loop.time
     metrics = RouterMetrics(config.prometheus_duration_buckets)
-    registry = build_registry(config, clock(), board)
+    registry = build_registry(config, board)
     registry.observe(metrics)
     return RouterContext(
         config=config,
@@ -87,8 +96,7 @@ def rate_limiter(config: RouterConfig, board: CounterBoard) -> RateLimiter | Non
     return RateLimiter(RateLimitConfig(per_s, config.rate_limit_burst or max(1, round(per_s))), board)
 
 
-def make_routes(context: RouterContext) -> list[Route]:
-    """All routes but the control routes."""
+def make_routes(context: RouterContext, attachment: Attachment) -> list[Route]:
     dispatcher = Dispatcher(context)
 
     def generation(api: GenerationApi) -> dict[str, Handler]:
@@ -101,21 +109,38 @@ def make_routes(context: RouterContext) -> list[Route]:
         *Proxy(context).routes(),
         *Info(context).routes(),
         *HealthApi(context).routes(),
-        *AbortApi(context).routes(),
+        *AbortApi(attachment.control).routes(),
+        *make_admin(context, attachment.control).routes(),
+        *MetricsApi(context, attachment).routes(),
     ]
 
 
-class RouterApp:
-    """One router process. `start` and `stop` may be used inside tests too."""
+def make_admin(context: RouterContext, control: PoolControl) -> Admin:
+    config = context.config
+    defaults = AdminDefaults(worker_key(config), config.encoder_bootstrap_port)
+    return Admin(context.registry, control, context.gate, WorkerGuard(config.worker_networks), defaults, context.clock)
 
-    def __init__(self, config: RouterConfig) -> None:
+
+class RouterApp:
+    """One router process. `start` and `stop` may be used inside tests too.
+
+    `attach` decides who owns the pools, and `board` where the counters of in-flight work lie.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        attach: Callable[[RouterContext], Attachment] = LocalAttachment,
+        board: CounterBoard | None = None,
+    ) -> None:
         self.config = config
         limits = ClientLimits(
             connect_timeout_s=config.connect_timeout_secs, idle_timeout_s=config.upstream_pool_idle_timeout_secs
         )
-        self.client = HttpClient(limits=limits)
-        self.context = make_context(config, self.client, CounterBoard())
-        self.api = Api(self.context, make_routes(self.context))
+        self.client = HttpClient(limits=limits, tls=client_context(config))
+        self.context = make_context(config, self.client, board or CounterBoard())
+        self.attachment = attach(self.context)
+        self.api = Api(self.context, make_routes(self.context, self.attachment))
         self.server = HttpServer(
             self.api.handle,
             limits=ServerLimits(
@@ -125,14 +150,28 @@ class RouterApp:
         )
         self.port = 0
 
-    async def start(self) -> int:
-        self.port = await self.server.listen(self.config.host, self.config.port)
+    @property
+    def registry(self) -> Registry:
+        return self.context.registry
+
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> int:
+        """Serve on `sockets`, or on the configured address; returns the port."""
+        await self.attachment.start()
+        tls = server_context(self.config)
+        for sock in sockets:
+            self.port = await self.server.listen_on(sock, tls=tls)
+        if not sockets:
+            self.port = await self.server.listen(self.config.host, self.config.port, tls=tls)
         logger.info("router listens on %s:%d", self.config.host, self.port)
         return self.port
 
     async def stop(self, grace_s: float | None = None) -> None:
+        """Take no new requests, let running ones end for `grace_s`, cut the rest."""
+        self.context.gate.draining = True
         await self.server.close(self.config.shutdown_grace_period_secs if grace_s is None else grace_s)
+        await self.attachment.stop()
         await self.client.close()
+        self.context.tracer.close()
 
 
 async def serve(config: RouterConfig) -> None:
@@ -142,6 +181,9 @@ async def serve(config: RouterConfig) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
+    metrics = await start_metrics_server(config, MetricsApi(app.context, app.attachment).routes())
     await app.start()
     await stop.wait()
     await app.stop()
+    if metrics is not None:
+        await metrics.close()

@@ -14,13 +14,16 @@ from sgl_epd_router.registry import Registry, RegistryConfig
 from sgl_epd_router.worker import Role, WorkerSpec
 
 
-def build_registry(config: RouterConfig, now: float, board: CounterBoard | None = None) -> Registry:
-    """All four pools, filled with the workers that the flags name."""
+def build_registry(config: RouterConfig, board: CounterBoard) -> Registry:
+    """All four pools, with nobody in them yet."""
     policies = {role: make_policy(name, policy_config(config)) for role, name in policy_names(config).items()}
-    registry = Registry(policies, registry_config(config), board)
+    return Registry(policies, registry_config(config), board)
+
+
+def add_named_workers(registry: Registry, config: RouterConfig, now: float) -> None:
+    """Add the workers that the flags name."""
     for spec in worker_specs(config):
         registry.add(spec, now)
-    return registry
 
 
 def registry_config(config: RouterConfig) -> RegistryConfig:

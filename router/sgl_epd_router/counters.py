@@ -8,6 +8,7 @@ which CPython reads and writes in one move.
 from __future__ import annotations
 
 import mmap
+import secrets
 from typing import NamedTuple
 
 MAX_WORKERS = 1024
@@ -35,13 +36,20 @@ class CounterBoard:
         self.cells = memoryview(self._buffer).cast("q")
         self.rows = tuple(range(0, processes * _ROW, _ROW))
         self.mine = self.rows[mine]
-        self.rate_cells = self.cells[processes * _ROW :]
+        self.rate_cells = self.cells[processes * _ROW : -1]
         """For the rate limiter; the only cells that all processes write."""
+        if not self.cells[-1]:
+            self.cells[-1] = secrets.randbits(62) | 1
 
     @staticmethod
     def size(processes: int) -> int:
         """Bytes that the buffer must have."""
-        return (processes * _ROW + _RATE_CELLS) * _BYTES
+        return (processes * _ROW + _RATE_CELLS + 1) * _BYTES
+
+    @property
+    def salt(self) -> int:
+        """A random number that all processes share; set by the first one that opens the board."""
+        return int(self.cells[-1])
 
     def offset(self, slot: int) -> int:
         """Where a worker's counters start within a row."""

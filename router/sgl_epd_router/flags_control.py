@@ -113,7 +113,7 @@ class SecurityFlags:
 class OperationFlags:
     prometheus_host: str = option("0.0.0.0", "address of the metrics port", group=_OPERATION)
     prometheus_port: int | None = option(
-        None, "port of a second server with /metrics only (it is on the main port anyway)", group=_OPERATION
+        None, "port for /metrics besides the main one (default: 29000 if it is free; 0: none)", group=_OPERATION
     )
     prometheus_duration_buckets: tuple[float, ...] = option(
         (), "bounds of the duration histograms, seconds", group=_OPERATION, nargs="+"

@@ -70,6 +70,11 @@ class Lease:
     def done(self) -> bool:
         return self.outcome is not None
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether it was sent to find out if a worker with a half-open breaker is well again."""
+        return self._trial > 0
+
     def touch(self, now: float) -> None:
         """Bytes of the worker's answer arrived: it is alive, however late its health probe answers."""
         self.worker.health.seen_at = now

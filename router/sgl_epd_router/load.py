@@ -84,6 +84,11 @@ class LoadView:
         """What this router (all its processes) has in flight there."""
         return self._board.work(self._slot)
 
+    @property
+    def mine_busy(self) -> bool:
+        """Whether this process has requests in flight there."""
+        return self._board.cells[self._at] > 0
+
     def start(self, tokens: int, patches: int) -> int:
         """Count a request that is being sent; returns its dispatch number."""
         cells, at = self._board.cells, self._at

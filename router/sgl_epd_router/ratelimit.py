@@ -8,7 +8,6 @@ moment may let one request too many through.
 from __future__ import annotations
 
 import dataclasses
-import secrets
 
 import xxhash
 
@@ -30,13 +29,13 @@ class RateLimitConfig:
 class RateLimiter:
     """Open addressing over pairs (hash of the identity, full again at, in nanoseconds)."""
 
-    def __init__(self, config: RateLimitConfig, board: CounterBoard | None = None, salt: int | None = None) -> None:
-        self._cells = (board or CounterBoard()).rate_cells
+    def __init__(self, config: RateLimitConfig, board: CounterBoard) -> None:
+        self._cells = board.rate_cells
         self._slots = len(self._cells) // 2
         self._interval = round(_NS / config.per_s)
         self._tolerance = self._interval * (config.burst - 1)
         # Salted, so that clients cannot look for identities that share a bucket.
-        self._salt = secrets.randbits(64) if salt is None else salt
+        self._salt = board.salt
 
     def check(self, identity: bytes, now: float) -> None:
         """Take one request out of the bucket. Raises `RateLimitError` (429) with the time until the next one fits."""

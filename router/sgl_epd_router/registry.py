@@ -163,6 +163,22 @@ class Registry:
         for callback in self.on_change:
             callback()
 
+    # -- for the mirror of another process's registry ------------------------------------------------------------
+
+    def place(self, spec: WorkerSpec, slot: int, now: float) -> Worker:
+        """Add a worker in the slot that the other process gave it; `rebuild_all` must follow."""
+        worker = self._make(spec, slot, now)
+        self.workers[worker.id] = worker
+        return worker
+
+    def discard(self, worker: Worker) -> None:
+        del self.workers[worker.id]
+
+    def rebuild_all(self) -> None:
+        for role, pool in self.pools.items():
+            pool.set_workers(worker for worker in self.workers.values() if worker.role is role)
+        self.changed()
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _make(self, spec: WorkerSpec, slot: int, now: float) -> Worker:

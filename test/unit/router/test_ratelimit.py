@@ -20,7 +20,7 @@ def passes(limiter: RateLimiter, key: bytes, now: float) -> bool:
 
 
 def limiter(per_s: float = 10.0, burst: int = 5, board: CounterBoard | None = None) -> RateLimiter:
-    return RateLimiter(RateLimitConfig(per_s, burst), board, salt=1)
+    return RateLimiter(RateLimitConfig(per_s, burst), board or CounterBoard())
 
 
 def test_a_burst_then_the_rate() -> None:
