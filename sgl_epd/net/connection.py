@@ -1,7 +1,8 @@
 """The server's side of one client connection: framing, limits, back-pressure, disconnects.
 
-States: reading a head; reading a body (of known length, or chunked); busy with a request, whose handler runs in a task.
-Bytes that arrive while busy (pipelining) wait in a small bounded buffer, so that a disconnect is noticed meanwhile.
+States: reading a head; reading a body (of known length, or chunked); busy with a request, whose handler runs in a task;
+refused. Bytes that arrive while busy (pipelining) wait in a bounded buffer: reading goes on so that a disconnect is
+noticed.
 """
 
 from __future__ import annotations
@@ -9,29 +10,25 @@ from __future__ import annotations
 import asyncio
 import socket
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-import httptools
-
-from sgl_epd.errors import BadRequestError, RequestError, RequestTimeoutError
+from sgl_epd.errors import RequestError, RequestTimeoutError
+from sgl_epd.net.chunked import ChunkedBody
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.replies import respond_error
+from sgl_epd.net.request_head import CHUNKED, RequestHead
 
 if TYPE_CHECKING:
     from sgl_epd.net.server import HttpServer
 
 _PIPELINE_LIMIT = 256 * 1024
+_LINGER_S = 2.0
 _NEVER = float("inf")
 
 
 class HeaderFieldsTooLargeError(RequestError):
     status = 431
     error_type = "RequestHeaderFieldsTooLarge"
-
-
-class NotImplementedByServerError(RequestError):
-    status = 501
-    error_type = "NotImplementedError"
 
 
 class State(Enum):
@@ -46,27 +43,27 @@ class ServerConnection(asyncio.BufferedProtocol):
     """Created for each accepted connection by `HttpServer`."""
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+        self.connected = False
+        self.write_paused = False
+        self.task: asyncio.Task[None] | None = None
         self._server = server
         self._loop = loop
         self._limits = server.limits
         self._transport: asyncio.Transport | None = None
+        self._peer = ""
         self._state = State.HEAD
-        self._parser: Any = None
         self._exchange: Exchange | None = None
-        self._pending = bytearray()
-        self._body = memoryview(b"")
-        self._filled = 0
-        self._head_bytes = 0
-        self._chunks: bytearray | None = None
-        self._complete = False
-        self._excess = False
         self._deadline = loop.time() + server.limits.head_timeout_s
         self._drained: asyncio.Future[None] | None = None
         self._reading_paused = False
-        self.write_paused = False
-        self.connected = False
-        self.task: asyncio.Task[None] | None = None
-        self._peer = ""
+        # Received bytes that are not consumed yet, from `_at` on; the first `_scanned` of them hold no end of a head.
+        self._pending = b""
+        self._at = 0
+        self._scanned = 0
+        # A body of known length: the kernel writes behind `_filled`.
+        self._body = memoryview(b"")
+        self._filled = 0
+        self._chunked: ChunkedBody | None = None
 
     # -- transport callbacks -------------------------------------------------------------------------------------
 
@@ -84,8 +81,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.connected = False
         self._deadline = _NEVER
         self._server.connections.discard(self)
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._wake_drain()
         if self.task is not None:
             self.task.cancel()
 
@@ -97,13 +93,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._body[self._filled :] if self._state is State.BODY else self._server.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._state is State.BODY:
-            self._filled += nbytes
-            self._deadline = self._loop.time() + self._limits.body_stall_timeout_s
-            if self._filled == len(self._body):
-                self._body_done()
+        if self._state is not State.BODY:
+            self._feed(self._server.scratch[:nbytes])
             return
-        self._feed(self._server.scratch[:nbytes])
+        self._filled += nbytes
+        if self._filled == len(self._body):
+            self._body = memoryview(b"")
+            self._run_handler()
+        else:
+            self._deadline = self._loop.time() + self._limits.body_stall_timeout_s
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -111,9 +109,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.write_paused = False
-        self._deadline = _NEVER if self._state is State.BUSY else self._idle_deadline()
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._deadline = _NEVER if self._state is State.BUSY else self._loop.time() + self._limits.idle_timeout_s
+        self._wake_drain()
 
     # -- for Exchange and HttpServer -----------------------------------------------------------------------------
 
@@ -136,9 +133,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def close_if_idle(self) -> None:
+        """The server is closing: end now, or after the request that is being read or served."""
         if self._exchange is not None:
             self._exchange.keep_alive = False
-        if self._state is State.HEAD and self._transport is not None:
+        elif self._transport is not None:
             self._transport.close()
 
     def date_header(self) -> bytes:
@@ -147,231 +145,177 @@ class ServerConnection(asyncio.BufferedProtocol):
     def check_deadline(self, now: float) -> None:
         if now < self._deadline:
             return
-        if self.write_paused or (self._state is State.HEAD and self._head_bytes == 0) or self._state is State.REFUSED:
+        idle = self._state is State.HEAD and self._at == len(self._pending)
+        if self.write_paused or idle or self._state is State.REFUSED:
             self._deadline = _NEVER
             self.abort()
-            return
-        self._refuse(RequestTimeoutError("the request did not arrive in time"))
+        else:
+            self._refuse(RequestTimeoutError("the request did not arrive in time"))
 
     def exchange_done(self, exchange: Exchange) -> None:
         """The answer has been written: go on with the next request, or close."""
+        self.task = None
+        self._exchange = None
         if not self.connected or self._transport is None:
             return
-        if not exchange.keep_alive or self._server.closing or self._state is State.REFUSED:
-            self._linger_or_close()
-            return
-        self._state = State.HEAD
-        self._exchange = None
-        self.task = None
-        self._deadline = self._idle_deadline()
-        self._set_reading(True)
-        if self._pending:
-            # From a fresh stack: a pipelining client must not make us recurse.
-            self._loop.call_soon(self._feed, b"")
+        if self._state is State.REFUSED:
+            self._linger(self._transport)
+        elif not exchange.keep_alive or self._server.closing:
+            self._transport.close()
+        else:
+            self._state = State.HEAD
+            self._deadline = self._loop.time() + self._limits.idle_timeout_s
+            self._set_reading(True)
+            if self._at < len(self._pending):
+                # From a fresh stack: a pipelining client must not make us recurse.
+                self._loop.call_soon(self._next_pipelined)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def _feed(self, data: memoryview | bytes) -> None:
+    def _feed(self, data: memoryview) -> None:
         if self._state is State.HEAD:
-            self._feed_head(data)
+            if self._at == len(self._pending):
+                self._deadline = self._loop.time() + self._limits.head_timeout_s
+            self._append(data)
+            self._read_head()
         elif self._state is State.CHUNKED:
-            self._feed_parser(data)
+            self._feed_chunked(data)
         elif self._state is State.BUSY:
-            self._pending += data
-            if len(self._pending) > _PIPELINE_LIMIT:
+            self._append(data)
+            if len(self._pending) - self._at > _PIPELINE_LIMIT:
                 self._set_reading(False)
 
-    def _feed_head(self, data: memoryview | bytes) -> None:
-        if self._head_bytes == 0:
-            self._deadline = self._loop.time() + self._limits.head_timeout_s
-        buffer: bytes | bytearray = bytes(data)
-        if self._pending:
-            self._pending += data
-            buffer = self._pending
-        start = 0
-        while buffer.startswith(b"\r\n", start):  # empty lines before a request are to be ignored (RFC 9112, 2.2)
-            start += 2
-        end = buffer.find(b"\r\n\r\n", max(start, self._head_bytes - 3))
-        if end < 0:
-            self._head_bytes = len(buffer)
-            if self._head_bytes > self._limits.max_head_bytes:
-                self._refuse(HeaderFieldsTooLargeError(f"the head is larger than {self._limits.max_head_bytes} bytes"))
-            elif not self._pending:
-                self._pending += data
-            return
-        head = bytes(buffer[start : end + 4])
-        rest = bytes(buffer[end + 4 :])
-        self._pending = bytearray()
-        self._head_bytes = 0
-        if len(head) > self._limits.max_head_bytes:
-            self._refuse(HeaderFieldsTooLargeError(f"the head is larger than {self._limits.max_head_bytes} bytes"))
-            return
-        self._parse_head(head, rest)
+    def _append(self, data: memoryview) -> None:
+        rest = self._pending[self._at :]
+        self._pending = rest + data if rest else bytes(data)
+        self._at = 0
 
-    def _parse_head(self, head: bytes, rest: bytes) -> None:
-        self._reset_parser()
+    def _next_pipelined(self) -> None:
+        if self._state is State.HEAD and self.connected:
+            self._read_head()
+
+    def _read_head(self) -> None:
+        """Consume one head from `_pending` if it is complete."""
+        data, start = self._pending, self._at
+        while data.startswith(b"\r\n", start):  # empty lines before a request are to be ignored (RFC 9112, 2.2)
+            start += 2
+        end = data.find(b"\r\n\r\n", max(start, self._at + self._scanned - 3))
+        size = (len(data) if end < 0 else end + 4) - start
+        if size > self._limits.max_head_bytes:
+            self._refuse(HeaderFieldsTooLargeError(f"the head is larger than {self._limits.max_head_bytes} bytes"))
+        elif end < 0:
+            self._scanned = len(data) - self._at
+        else:
+            self._scanned = 0
+            self._at = end + 4
+            self._start_request(data[start : end + 4])
+
+    def _start_request(self, data: bytes) -> None:
         try:
-            self._parser.feed_data(head)
-        except httptools.HttpParserUpgrade:
-            pass  # an offer that may be ignored (RFC 9110, 7.8)
-        except httptools.HttpParserError as error:
-            self._refuse(BadRequestError(f"malformed request: {error}"))
-            return
-        if self._exchange is None:
-            self._refuse(BadRequestError("malformed request head"))
-            return
-        try:
-            length = self._body_length(self._exchange)
-            if length > 0 and (refusal := self._server.refuse_body(length)):
+            head = RequestHead(data)
+            exchange = self._exchange = Exchange(self, head, self._peer, self._loop.time())
+            if head.body_length > 0 and (refusal := self._server.refuse_body(head.body_length)):
                 raise refusal
         except RequestError as error:
             self._refuse(error)
             return
-        if self._passes(self._exchange, length, rest):
-            self._start_body(length, rest)
-
-    def _passes(self, exchange: Exchange, length: int, rest: bytes) -> bool:
-        """Ask `check_head`; a refusal ends the connection only if a body is still on its way."""
-        if self._server.check_head is None:
-            return True
         try:
-            self._server.check_head(exchange)
+            if self._server.check_head is not None:
+                self._server.check_head(exchange)
         except RequestError as error:
-            if not 0 <= length <= len(rest):
-                self._refuse(error)
-                return False
-            self._pending += memoryview(rest)[length:]
-            self._state = State.BUSY
-            respond_error(exchange, error)
-            return False
-        return True
-
-    def _reset_parser(self) -> None:
-        self._parser = httptools.HttpRequestParser(self)
-        self._exchange = None
-        self._complete = self._excess = False
-        self._chunks = None
-
-    def _body_length(self, exchange: Exchange) -> int:
-        """Length of the body; -1 when it is chunked. Refuses what could be read in two ways (request smuggling)."""
-        length: bytes | None = None
-        coding: bytes | None = None
-        hosts = 0
-        for name, value in exchange.headers:
-            if name == b"content-length":
-                if length is not None:
-                    raise BadRequestError("more than one Content-Length")
-                length = value
-            elif name == b"transfer-encoding":
-                if coding is not None:
-                    raise BadRequestError("more than one Transfer-Encoding")
-                coding = value
-            elif name == b"host":
-                hosts += 1
-        if hosts > 1 or (hosts == 0 and exchange.version == "1.1"):
-            raise BadRequestError("exactly one Host field is required")
-        if coding is not None:
-            if length is not None or exchange.version == "1.0":
-                raise BadRequestError("Transfer-Encoding beside Content-Length or in HTTP/1.0")
-            if coding.strip().lower() != b"chunked":
-                raise NotImplementedByServerError("the only transfer coding that is understood is chunked")
-            if self._parser.should_upgrade():
-                raise NotImplementedByServerError("no upgrade with a chunked body")
-            return -1
-        if length is None:
-            return 0
-        if not length.isdigit() or len(length) > 18:
-            raise BadRequestError("invalid Content-Length")
-        return int(length)
-
-    def _start_body(self, length: int, rest: bytes) -> None:
-        exchange = self._exchange
-        assert exchange is not None
-        if length == 0 or 0 < length <= len(rest):
-            self._pending += memoryview(rest)[length:]
-            exchange.body = rest[:length]
-            self._start_handler(exchange)
+            self._refuse_politely(error, exchange, head.body_length)
             return
-        if not rest and (exchange.header(b"expect") or b"").lower() == b"100-continue":
+        self._start_body(exchange, head.body_length)
+
+    def _start_body(self, exchange: Exchange, length: int) -> None:
+        have = len(self._pending) - self._at
+        if 0 <= length <= have:
+            exchange.body = self._consume(length)
+            self._run_handler()
+            return
+        if not have and (exchange.header(b"expect") or b"").lower() == b"100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._deadline = self._loop.time() + self._limits.body_stall_timeout_s
-        if length < 0:
+        first = self._consume(have)
+        if length == CHUNKED:
             self._state = State.CHUNKED
-            self._chunks = bytearray()
-            if rest:
-                self._feed_parser(rest)
+            self._chunked = ChunkedBody()
+            if first:
+                self._feed_chunked(first)
             return
         self._state = State.BODY
         buffer = bytearray(length)
+        buffer[:have] = first
         exchange.body = buffer
         self._body = memoryview(buffer)
-        self._body[: len(rest)] = rest
-        self._filled = len(rest)
+        self._filled = have
 
-    def _body_done(self) -> None:
-        exchange = self._exchange
-        assert exchange is not None
-        self._body = memoryview(b"")
-        self._filled = 0
-        self._start_handler(exchange)
+    def _consume(self, length: int) -> bytes:
+        data = self._pending[self._at : self._at + length]
+        self._at += length
+        return data
 
-    def _feed_parser(self, data: memoryview | bytes) -> None:
-        """A chunked body: rare, so it may pass through the parser and be copied."""
+    def _feed_chunked(self, data: memoryview | bytes) -> None:
         self._deadline = self._loop.time() + self._limits.body_stall_timeout_s
-        exchange = self._exchange
-        assert exchange is not None and self._chunks is not None
+        chunked, exchange = self._chunked, self._exchange
+        assert chunked is not None and exchange is not None
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._refuse(BadRequestError(f"malformed chunked body: {error}"))
+            chunked.feed(data)
+            if refusal := self._server.refuse_body(len(chunked.body)):
+                raise refusal
+        except RequestError as error:
+            self._refuse(error)
             return
-        if refusal := self._server.refuse_body(len(self._chunks)):
-            self._refuse(refusal)
-        elif self._complete:
-            exchange.body = self._chunks
-            if self._excess:
-                # The parser has swallowed the start of a pipelined request: answer this one, then close.
-                exchange.keep_alive = False
-            self._start_handler(exchange)
+        if chunked.complete:
+            exchange.body = chunked.body
+            # The start of a pipelined request is lost in there: answer this one, then close.
+            exchange.keep_alive = exchange.keep_alive and not chunked.excess
+            self._chunked = None
+            self._run_handler()
 
-    def _start_handler(self, exchange: Exchange) -> None:
+    def _run_handler(self) -> None:
+        assert self._exchange is not None
         self._state = State.BUSY
         self._deadline = _NEVER
-        self._chunks = None
-        self._parser = None
-        self.task = self._loop.create_task(self._server.run(exchange))
+        self.task = self._loop.create_task(self._server.run(self._exchange))
 
     # -- refusing and closing ------------------------------------------------------------------------------------
 
-    def _refuse(self, error: RequestError) -> None:
-        """Answer without having read the whole request, then close."""
-        exchange = self._exchange or Exchange(self, "GET", b"/", "1.1", self._peer, self._loop.time())
-        exchange.keep_alive = False
-        self._exchange = exchange
-        self._body = memoryview(b"")
-        self._filled = 0
-        self._chunks = None
-        self._state = State.REFUSED
+    def _refuse_politely(self, error: RequestError, exchange: Exchange, length: int) -> None:
+        """Where the whole body is there already, it is skipped and the connection goes on."""
+        if not 0 <= length <= len(self._pending) - self._at:
+            self._refuse(error)
+            return
+        self._at += length
+        self._state = State.BUSY
         respond_error(exchange, error)
 
-    def _linger_or_close(self) -> None:
-        """Close after the answer.
+    def _refuse(self, error: RequestError) -> None:
+        """Answer without having read the whole request, then close."""
+        exchange = self._exchange or Exchange(self, None, self._peer, self._loop.time())
+        exchange.keep_alive = False
+        self._state = State.REFUSED
+        self._body = memoryview(b"")
+        self._chunked = None
+        self._pending, self._at = b"", 0
+        respond_error(exchange, error)
 
-        After a refusal unread bytes may be on their way; closing at once would reset the connection and could destroy
-        the answer before the client reads it. So: end our side, and discard what comes for a moment.
+    def _linger(self, transport: asyncio.Transport) -> None:
+        """End our side and discard what comes for a moment.
+
+        Unread bytes may be on their way; closing at once would reset the connection and could destroy the answer before
+        the client reads it.
         """
-        assert self._transport is not None
-        self._exchange = None
-        self.task = None
-        if self._state is not State.REFUSED or not self._transport.can_write_eof():
-            self._transport.close()
+        if not transport.can_write_eof():
+            transport.close()
             return
-        self._deadline = self._loop.time() + 2.0
+        self._deadline = self._loop.time() + _LINGER_S
         self._set_reading(True)
-        self._transport.write_eof()
+        transport.write_eof()
 
-    def _idle_deadline(self) -> float:
-        return self._loop.time() + self._limits.idle_timeout_s
+    def _wake_drain(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
 
     def _set_reading(self, on: bool) -> None:
         if self._transport is None or self._reading_paused is not on:
@@ -381,32 +325,3 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
-
-    # -- parser callbacks ----------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        if self._complete:
-            self._excess = True
-
-    def on_url(self, url: bytes) -> None:
-        if not self._complete:
-            method = self._parser.get_method().decode("ascii")
-            self._exchange = Exchange(self, method, url, "1.1", self._peer, self._loop.time())
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers arrive here too, after the head: they are dropped.
-        if self._chunks is None and self._exchange is not None:
-            self._exchange.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        if self._chunks is None and self._exchange is not None:
-            self._exchange.version = self._parser.get_http_version()
-            self._exchange.keep_alive = self._parser.should_keep_alive()
-
-    def on_body(self, data: bytes) -> None:
-        if self._chunks is not None and not self._complete:
-            self._chunks += data
-
-    def on_message_complete(self) -> None:
-        if self._chunks is not None:
-            self._complete = True

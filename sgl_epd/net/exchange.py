@@ -13,6 +13,7 @@ from sgl_epd.net.headers import RawHeaders, encode_headers, get_header, status_l
 
 if TYPE_CHECKING:
     from sgl_epd.net.connection import ServerConnection
+    from sgl_epd.net.request_head import RequestHead
 
 _LAST_CHUNK = b"0\r\n\r\n"
 _CHUNK_COPY_LIMIT = 64 * 1024
@@ -36,28 +37,25 @@ class Exchange:
         "reply_headers",
         "started",
         "status",
-        "target",
         "version",
     )
 
-    def __init__(
-        self, connection: ServerConnection, method: str, target: bytes, version: str, peer: str, received_at: float
-    ) -> None:
+    def __init__(self, connection: ServerConnection, head: RequestHead | None, peer: str, received_at: float) -> None:
+        """`head` is None when there was none that could be understood."""
+        target = head.target if head else b"/"
         path, _, query = target.partition(b"?")
         self._connection = connection
         self._chunked = False
-        self.method = method
+        self.method = head.method if head else "GET"
         self.path = path.decode("latin-1")
         self.query = query.decode("latin-1")
-        self.target = target.decode("latin-1")
-        """Path and query as they were sent."""
-        self.version = version
+        self.version = head.version if head else "1.1"
         self.peer = peer
-        self.headers: RawHeaders = []
+        self.headers: RawHeaders = head.headers if head else []
         self.body: bytes | bytearray = b""
         self.reply_headers: RawHeaders = []
         """Sent with the answer, whatever it is."""
-        self.keep_alive = True
+        self.keep_alive = head.keep_alive if head else False
         self.received_at = received_at
         """When the head had arrived, in the loop's time."""
         self.status = 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from time import time as wall_clock
 
-from sgl_epd.errors import PayloadTooLargeError, RequestError, RequestTimeoutError
+from sgl_epd.errors import PayloadTooLargeError, RequestError
 from sgl_epd.net.connection import ServerConnection
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.replies import respond_error
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Exchange], Awaitable[None]]
 HeadCheck = Callable[[Exchange], None]
 _SWEEP_S = 0.5
+_END_S = 5.0
+"""How long cancelled handlers and cut connections may take to end."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,10 @@ class HttpServer:
         for connection in list(self.connections):
             connection.abort()
         if tasks:
-            await asyncio.wait(tasks, timeout=5.0)
+            await asyncio.wait(tasks, timeout=_END_S)
+        give_up_at = self._loop.time() + _END_S
+        while self.connections and self._loop.time() < give_up_at:  # transports report their end a little later
+            await asyncio.sleep(0)
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -150,6 +155,3 @@ class HttpServer:
         for connection in list(self.connections):
             connection.check_deadline(now)
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
-
-
-__all__ = ["Handler", "HeadCheck", "HttpServer", "RequestTimeoutError", "ServerLimits"]
