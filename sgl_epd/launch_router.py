@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.workers > 1:
             from sgl_epd_router.multiproc import serve_with_workers
 
-            return uvloop.run(serve_with_workers(config))
+            code: int = uvloop.run(serve_with_workers(config))
+            return code
         uvloop.run(serve(config))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

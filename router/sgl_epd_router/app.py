@@ -162,7 +162,7 @@ class RouterApp:
             self.port = await self.server.listen_on(sock, tls=tls)
         if not sockets:
             self.port = await self.server.listen(self.config.host, self.config.port, tls=tls)
-        logger.info("router listens on %s:%d", self.config.host, self.port)
+            logger.info("router listens on %s:%d", self.config.host, self.port)
         return self.port
 
     async def stop(self, grace_s: float | None = None) -> None:

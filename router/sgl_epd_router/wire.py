@@ -80,11 +80,11 @@ class Call(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """To a `Call`: the result, or the error (status, message, code, param) to raise."""
+    """To a `Call`: the result, or the error (status, type, message, code, param) to raise."""
 
     number: int
     result: dict[str, Any] | None = None
-    error: tuple[int, str, str | int | None, str | None] | None = None
+    error: tuple[int, str, str, str | int | None, str | None] | None = None
 
 
 class WorkerOutcomes(msgspec.Struct, frozen=True):
