@@ -20,6 +20,7 @@ from sgl_epd.host.view import ProcessView, Reporter
 _LINE_EVERY_S = 10.0
 _REDRAW_EVERY_S = 0.25
 _SHORT = 120
+_LOOK_BACK = 10
 _STYLE = {"ready": "green", "starting": "yellow", "waiting": "yellow", "unhealthy": "red", "given up": "bold red"}
 
 
@@ -113,4 +114,7 @@ class LiveReporter:
 
 
 def _last_line(view: ProcessView) -> str:
-    return next(iter(tail(view.log_path, 1)), "(no output yet)")
+    lines = tail(view.log_path, _LOOK_BACK)
+    # An indented line (of a warning, of a stack) says little by itself.
+    telling = [line for line in lines if not line[0].isspace()]
+    return (telling or lines or ["(no output yet)"])[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from sgl_epd.errors import WorkerError
@@ -22,6 +23,9 @@ EXIT_STARTUP = 1
 EXIT_GAVE_UP = 3
 EXIT_FORCED = 130
 
+Job = Callable[[], Awaitable[int | None]]
+"""Something to do once the host serves. Its exit code ends the host; None keeps the host serving."""
+
 _TICK_S = 0.1
 _NOT_READY_PROBE_S = 0.3
 _HOUSEKEEPING_S = 2.0
@@ -34,13 +38,20 @@ class Supervisor:
     """Make it and call `run` inside one event loop; `request_stop` and `hurry` come from signal handlers."""
 
     def __init__(
-        self, config: ServeConfig, layout: Layout, launcher: Launcher, reporter: Reporter, ledger: Ledger
+        self,
+        config: ServeConfig,
+        layout: Layout,
+        launcher: Launcher,
+        reporter: Reporter,
+        ledger: Ledger,
+        job: Job | None = None,
     ) -> None:
         self._config = config
         self._layout = layout
         self._launcher = launcher
         self._reporter = reporter
         self._ledger = ledger
+        self._job = job
         self._clock = asyncio.get_running_loop().time
         self._begun_at = self._clock()
         self._processes = [ManagedProcess(spec, config.restart_policy, self._begun_at) for spec in layout.processes]
@@ -67,7 +78,7 @@ class Supervisor:
     async def run(self) -> int:
         """Until stopped or beyond repair. Returns the exit code; no child is left when it returns or raises."""
         try:
-            code = await self._watch() if await self._start_up() else EXIT_STARTUP
+            code = await self._serve() if await self._start_up() else EXIT_STARTUP
         except WorkerError as error:
             self._reporter.close()
             self._reporter.event(f"start-up failed: {error}")
@@ -126,9 +137,22 @@ class Supervisor:
 
     # -- serving ---------------------------------------------------------------------------------------------------
 
-    async def _watch(self) -> int:
-        """Until asked to stop, or until a role has no worker left."""
+    async def _serve(self) -> int:
+        """Watch the processes, and do the job beside it."""
+        if self._job is None:
+            return await self._watch(None)
+        job = asyncio.ensure_future(self._job())
+        try:
+            return await self._watch(job)
+        finally:
+            job.cancel()
+            await asyncio.gather(job, return_exceptions=True)
+
+    async def _watch(self, job: asyncio.Future[int | None] | None) -> int:
+        """Until asked to stop, until the job has ended the host, or until a role has no worker left."""
         while not self._stop.is_set():
+            if job is not None and job.done() and (code := job.result()) is not None:
+                return code
             now = self._clock()
             for process in self._processes:
                 self._watch_step(process, now)
@@ -138,7 +162,7 @@ class Supervisor:
                     self._reporter.event(f"no {role} process is left, so the host ends")
                     return EXIT_GAVE_UP
             await self._pause()
-        return EXIT_OK
+        return EXIT_OK if job is None or job.done() else EXIT_FORCED
 
     def _watch_step(self, process: ManagedProcess, now: float) -> None:
         state = process.lifecycle.state

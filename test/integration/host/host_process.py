@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import uuid
 from collections.abc import Callable
@@ -43,19 +45,31 @@ class Host:
         self.output_path = folder / "serve.out"
         self.port = free_port(PORT_BASE)
         self.process: subprocess.Popen[bytes] | None = None
+        self.program: tuple[str, ...] = ("-m", "sgl_epd.serve")
+        self.terminal: int | None = None
         # A folder of its own shows what is left in it; short, for the paths of sockets.
         self.temporary = Path(tempfile.mkdtemp(prefix="h"))
 
     def start(self, *flags: str, pools: tuple[str, ...] = ("--encode", "1", "--prefill", "1", "--decode", "1")) -> None:
         fake = f"{sys.executable} {FAKE} --fake-mark {self.mark}"
-        command = [sys.executable, "-m", "sgl_epd.serve", "--model-path", "m", "--engine", "emulated", *pools]
+        command = [sys.executable, *self.program, "--model-path", "m", "--engine", "emulated", *pools]
         command += ["--worker-command", fake, "--router-command", fake, "--log-dir", str(self.log_dir)]
         command += ["--port", str(self.port), "--worker-port-base", str(self.port + 1)]
         command += ["--worker-grace-secs", "2", "--drain-secs", "3", *flags]
         path = os.pathsep.join([str(ROOT), str(ROOT / "router")])
         env = os.environ | {"PYTHONPATH": path, "TMPDIR": str(self.temporary)}
         with self.output_path.open("ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=self.folder)
+            where = output.fileno() if self.terminal is None else self.terminal
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL if self.terminal is None else self.terminal,
+                stdout=where,
+                stderr=where,
+                env=env,
+                cwd=self.folder,
+                start_new_session=True,
+                preexec_fn=None if self.terminal is None else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            )
 
     @property
     def output(self) -> str:
