@@ -29,6 +29,8 @@ Job = Callable[[], Awaitable[int | None]]
 _TICK_S = 0.1
 _NOT_READY_PROBE_S = 0.3
 _HOUSEKEEPING_S = 2.0
+# Reading every memory map takes tens of milliseconds with SGLang's processes.
+_LEDGER_S = 15.0
 _READINESS_TIMEOUT_S = 2.0
 # The router draws the line itself after its drain time; it gets a little more to do so.
 _ROUTER_EXTRA_S = 2.0
@@ -63,6 +65,7 @@ class Supervisor:
         self._status_path: Path = config.log_folder / "status.json"
         self._written: object = None
         self._housekeeping_at = self._begun_at
+        self._ledger_at = self._begun_at
 
     def request_stop(self, *, drain: bool = True) -> None:
         """End the host in order; without `drain` the router does not wait for requests in flight."""
@@ -129,6 +132,7 @@ class Supervisor:
         self._phase = "serving"
         self._reporter.tick(self._views(now), now - self._begun_at)
         self._write_status()
+        self._note_leftovers()
         self._reporter.ready(
             f"ready after {now - self._begun_at:.1f} s: {self._layout.router.url} "
             f"({', '.join(spec.name for spec in self._layout.workers)}); "
@@ -235,7 +239,9 @@ class Supervisor:
         self._housekeeping_at = now + _HOUSEKEEPING_S
         for process in self._processes:
             logs.bound(process.spec.log_path, self._config.log_max_mib * 2**20)
-        self._note_leftovers()
+        if now >= self._ledger_at:
+            self._ledger_at = now + _LEDGER_S
+            self._note_leftovers()
 
     def _note_leftovers(self) -> None:
         self._ledger.observe(process.pid for process in proctree.descendants())
