@@ -98,6 +98,7 @@ class Connection:
         assert self.task is not None
         self.broken = False
         self._ahead = b""
+        self._answered = False
 
     async def run(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -109,6 +110,7 @@ class Connection:
 
     async def _handle(self, request: Request) -> None:
         """Run the handler until it is done or the client is gone."""
+        self._answered = False
         handler = asyncio.ensure_future(self.server.handler(self, request))
         watcher = asyncio.ensure_future(self._reader.read(1))
         try:
@@ -117,7 +119,7 @@ class Connection:
                 if watcher.exception() or not watcher.result():
                     handler.cancel()
                     self.broken = True
-                else:
+                elif not self._answered:
                     self.server.pipelined += 1
             await asyncio.wait({handler})
             if not handler.cancelled():
@@ -157,6 +159,7 @@ class Connection:
         self, status: int, body: bytes = b"", type_: str = "application/json", headers: dict[str, str] | None = None
     ) -> None:
         """A complete answer with Content-Length."""
+        self._answered = True
         await self.write(
             head(status, {"content-length": str(len(body)), "content-type": type_, **(headers or {})}) + body
         )
@@ -173,6 +176,7 @@ class Connection:
         await self.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def end_stream(self) -> None:
+        self._answered = True
         await self.write(b"0\r\n\r\n")
 
     # -- faults ----------------------------------------------------------------------------------------------------

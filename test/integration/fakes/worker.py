@@ -8,6 +8,7 @@ come from a script (`faults.py`). Everything that was received is kept for the t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from .kv import KvFabric
 from .wire import Connection, Request, Server
 
 INFERENCE = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate")
-DISCONNECT_POLL_S = 0.05
-"""SGLang looks every few seconds whether the client of a waiting request is still there; tests are less patient."""
+DISCONNECT_POLL_S = 0.2
+"""SGLang looks only every few seconds whether a client is still there (`_REQUEST_STATE_WAIT_TIMEOUT`) and works on till
+then, unless it is told by `/abort_request`; here the few seconds are shorter."""
 
 
 @dataclass
@@ -177,15 +179,25 @@ class FakeWorker:
                 leg.outcome = "aborted"
                 await self._answer_abort(connection, leg)
         except asyncio.CancelledError:
-            leg.outcome = "disconnected"
+            await self._client_gone(leg)
             raise
         except ConnectionError:
-            leg.outcome = "disconnected"
+            await self._client_gone(leg)
         finally:
+            self._unregister(leg)
             for task in (work, aborted):
                 task.cancel()
             await asyncio.gather(work, aborted, return_exceptions=True)
-            self._unregister(leg)
+
+    async def _client_gone(self, leg: Received) -> None:
+        """The request runs on until an abort comes or the server looks for its client."""
+        if leg.outcome != "running":
+            return
+        if self.server.listening:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DISCONNECT_POLL_S):
+                    await leg.abort_called.wait()
+        leg.outcome = "aborted" if leg.abort_called.is_set() else "disconnected"
 
     def _read(self, request: Request) -> Received:
         body = request.json()
