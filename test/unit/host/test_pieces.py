@@ -10,6 +10,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sgl_epd.errors import ConfigError
 from sgl_epd.host import advice, devices, leftovers, logs
@@ -114,6 +116,19 @@ def test_a_fixed_port_may_not_be_assigned_twice() -> None:
         ports.fix(100, "x", "y", "--other")
     with pytest.raises(ConfigError, match="--port 70000: a port is a number from 1 to 65535"):
         ports.fix(70000, "x", "y", "--port")
+
+
+@given(st.frozensets(st.integers(100, 130)), st.integers(100, 130), st.integers(1, 40))
+def test_assigned_ports_are_free_and_disjoint(taken: frozenset[int], fixed: int, count: int) -> None:
+    ports = PortAllocator(100, lambda port: port not in taken)
+    if fixed not in taken:
+        ports.fix(fixed, "router", "HTTP", "--port")
+    numbers = [ports.take("w", "HTTP") for _ in range(count)]
+    every = [port.number for port in ports.assigned]
+    assert len(set(every)) == len(every) >= count
+    assert not taken & set(every)
+    assert numbers == sorted(numbers)
+    assert set(ports.skipped) <= taken
 
 
 def test_status_file(tmp_path: Path) -> None:
