@@ -12,13 +12,15 @@ import json
 from typing import Any
 
 ROUTING_FIELDS = ("rid", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+DECODE_SIDE = "_decode"
+"""Put into a body by a decode worker for itself."""
 CREATED = 1700000000
 MODEL = "fake-vl"
 
 
 def digest(body: dict[str, Any]) -> str:
     """128 bits of the body, without the fields that a router sets."""
-    plain = {key: value for key, value in body.items() if key not in ROUTING_FIELDS}
+    plain = {key: value for key, value in body.items() if key not in (*ROUTING_FIELDS, DECODE_SIDE)}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -103,7 +105,8 @@ def generate_item(body: dict[str, Any], index: int, rid: str, so_far: str, finis
         "completion_tokens": num_tokens(body),
     }
     if body.get("return_logprob"):
-        meta["input_token_logprobs"] = [[-0.5, 7, None]]
+        # Decode has no logits of the prompt (`disaggregation/decode.py`).
+        meta["input_token_logprobs"] = [] if body.get(DECODE_SIDE) else [[-0.5, 7, None]]
         meta["output_token_logprobs"] = [[-0.25, i, None] for i in range(num_tokens(body))]
     return {"text": so_far, "output_ids": list(range(num_tokens(body))), "meta_info": meta, "index": index}
 

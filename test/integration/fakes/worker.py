@@ -274,6 +274,8 @@ class FakeWorker:
         if self.role == "prefill":
             # One token, as after a real prefill; marked, so that a router that passes it on is caught.
             body = {**body, "side": "prefill", "max_tokens": 1}
+        elif self.role == "decode":
+            body = {**body, answers.DECODE_SIDE: True}
         if not leg.stream:
             await connection.reply_json(answers.whole(path, body, leg.rids))
             return
