@@ -193,27 +193,27 @@ def listening_sockets(host: str, port: int, processes: int) -> list[list[socket.
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     groups: list[list[socket.socket]] = [[] for _ in range(processes)]
     for family, _, _, _, address in found:
+        # SO_REUSEPORT would share the port with another router of the same user just as well, so it is tried without.
+        with _bind(family, (address[0], port, *address[2:]), reuse_port=False) as trial:
+            port = trial.getsockname()[1]
         for group in groups:
-            # Port 0 means any for the very first socket; all others follow it.
-            first = next((sock for group in groups for sock in group), None)
-            actual = port or (first.getsockname()[1] if first else 0)
-            group.append(_bind(family, (address[0], actual, *address[2:])))
+            group.append(_bind(family, (address[0], port, *address[2:]), reuse_port=True))
+            group[-1].listen(_BACKLOG)
     return groups
 
 
-def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
+def _bind(family: int, address: tuple[object, ...], *, reuse_port: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
-        sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
         raise ConfigError(f"cannot listen on {address[0]}:{address[1]}: {error.strerror}") from error
-    sock.setblocking(False)
     return sock
 
 
