@@ -7,7 +7,10 @@ EpdError
 ├── TransportError       a connection to a peer failed (`sgl_epd.net`)
 │   ├── ConnectError         no connection could be made: nothing was sent
 │   ├── DisconnectedError    the peer went away before its answer was complete
-│   └── PeerProtocolError    the peer sent something that is not HTTP/1.1
+│   └── PeerProtocolError    the peer sent something that its protocol does not know
+├── TransferError        bytes could not be moved to a peer (`sgl_epd.transfer`)
+│   ├── PeerLostError        the peer is gone: whatever else goes there fails as well
+│   └── TransferTimeoutError not done by the deadline; the peer may be slow or gone
 └── RequestError         ends one request; carries the HTTP status and OpenAI's error fields
     ├── BadRequestError          400  the client's input is wrong
     ├── AuthenticationError      401
@@ -56,7 +59,19 @@ class DisconnectedError(TransportError):
 
 
 class PeerProtocolError(TransportError):
-    """The peer's bytes are not a well-formed HTTP/1.1 message."""
+    """The peer's bytes are not a well-formed message of the protocol spoken."""
+
+
+class TransferError(EpdError):
+    """A write to a peer's memory failed: some, all or none of its bytes may have arrived."""
+
+
+class PeerLostError(TransferError):
+    """The peer is gone, so every other write to it fails as well."""
+
+
+class TransferTimeoutError(TransferError):
+    """The write was not done by its deadline."""
 
 
 class RequestError(EpdError):
