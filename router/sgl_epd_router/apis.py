@@ -13,6 +13,8 @@ from sgl_epd_router.fanout import single_sample_body, single_sample_generate_bod
 from sgl_epd_router.merge_logprobs import CompletionMerge, MergeOne, merge_generate
 from sgl_epd_router.merge_samples import GenerateMerger, OpenAIMerger, SampleMerger
 from sgl_epd_router.scan import CHAT, COMPLETION, GENERATE, RESPONSES, Scanner
+from sgl_epd_router.stream import error_event, responses_error_event
+from sgl_epd_router.verdict import Verdict
 
 
 def _never(_: Any) -> bool:
@@ -34,7 +36,10 @@ class GenerationApi:
     merge_logprobs: Callable[[], MergeOne] = lambda: merge_generate
     id_field: str = "rid"
     id_prefix: str = ""
-    ends_with_done: bool = True
+    names_worker: bool = False
+    prelude: tuple[bytes, ...] = ()
+    end_marks: tuple[bytes, ...] = (b"data: [DONE]",)
+    error_event: Callable[[Verdict], bytes] = error_event
 
 
 def _top_level_n(found: Peek) -> int:
@@ -101,5 +106,8 @@ RESPONSES_API = GenerationApi(
     OpenAIMerger,
     id_field="request_id",
     id_prefix="resp_",
-    ends_with_done=False,
+    names_worker=True,
+    prelude=(b"event: response.created\n", b"event: response.in_progress\n"),
+    end_marks=tuple([b"event: response.%b\n" % end for end in (b"completed", b"incomplete", b"failed", b"cancelled")]),
+    error_event=responses_error_event,
 )

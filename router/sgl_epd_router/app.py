@@ -33,6 +33,7 @@ from sgl_epd_router.metrics_api import MetricsApi, start_metrics_server
 from sgl_epd_router.proxy import Proxy
 from sgl_epd_router.ratelimit import RateLimitConfig, RateLimiter
 from sgl_epd_router.registry import Registry
+from sgl_epd_router.responses_api import ResponsesApi
 from sgl_epd_router.retry import Retrier, RetryConfig
 from sgl_epd_router.routes import Handler, Route
 from sgl_epd_router.ssrf import WorkerGuard
@@ -106,6 +107,7 @@ def make_routes(context: RouterContext, attachment: Attachment) -> list[Route]:
         Route("/v1/chat/completions", generation(CHAT_API)),
         Route("/v1/completions", generation(COMPLETION_API)),
         Route("/generate", generation(GENERATE_API)),
+        *ResponsesApi(context).routes(),
         *Proxy(context).routes(),
         *Info(context).routes(),
         *HealthApi(context).routes(),

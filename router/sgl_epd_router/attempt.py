@@ -31,17 +31,17 @@ class Attempt:
 
     def __init__(self, context: RouterContext, outgoing: Outgoing, exclude: frozenset[str], give_up_at: float) -> None:
         self.outgoing = outgoing
-        self.ids = AttemptIds.new(outgoing)
         self._context = context
         self._waker = Waker(context.loop)
         self._alarm = Alarm(context.loop, self._waker.wake)
         self._give_up_at = give_up_at
         self._failure: StreamFailedError | None = None
-        self._done_seen = False
+        self._end_seen = False
         self.on_prefilled: Callable[[], None] | None = None
         self.prefill: Leg | None = None
         self.main: Leg
         self._take_leases(exclude)
+        self.ids = AttemptIds.new(outgoing, self.main.lease.worker)
         self._judge = Judge(
             self.main,
             self.prefill,
@@ -50,6 +50,7 @@ class Attempt:
             give_up_at=give_up_at,
             stream=outgoing.stream,
             needs_prefill_answer=outgoing.prompt_logprobs,
+            prelude=outgoing.prelude,
         )
         self._send()
 
@@ -190,7 +191,8 @@ class Attempt:
             self._context.aborter.abort(leg.lease.worker, self.ids.rids, registered=leg.status > 0)
 
     def _checked(self, events: bytes) -> bytes:
-        self._done_seen = events.endswith(DONE)
+        marks = self.outgoing.end_marks
+        self._end_seen = not marks or any(mark in events for mark in marks)
         verdict = verdicts.of_events(self.main.role, events)
         if verdict.ok or self._judge.abort_requested_at is not None:
             return events
@@ -204,7 +206,7 @@ class Attempt:
     def _end_of_stream(self, leg: Leg) -> bytes:
         if leg.error is not None:
             self._fail_stream(verdicts.of_transport(leg.role, leg.error), reported=False)
-        elif self.outgoing.ends_with_done and not self._done_seen:
+        elif not self._end_seen:
             error = UpstreamError(f"the {leg.role} worker ended the stream early")
             self._fail_stream(verdicts.of_error(error, Outcome.FAILURE, retryable=False), reported=False)
         if self._failure is not None:

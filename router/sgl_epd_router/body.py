@@ -53,6 +53,9 @@ class Peek(msgspec.Struct):
     n: msgspec.Raw = _ABSENT
     rid: msgspec.Raw = _ABSENT
     priority: msgspec.Raw = _ABSENT
+    request_id: msgspec.Raw = _ABSENT
+    previous_response_id: msgspec.Raw = _ABSENT
+    background: msgspec.Raw = _ABSENT
     bootstrap_host: msgspec.Raw = _ABSENT
     bootstrap_port: msgspec.Raw = _ABSENT
     bootstrap_room: msgspec.Raw = _ABSENT
@@ -94,8 +97,6 @@ class ResponsesPeek(Peek):
 
     input: str | list[ResponsesItem] = ""
     instructions: str | None = None
-    previous_response_id: msgspec.Raw = _ABSENT
-    request_id: msgspec.Raw = _ABSENT
 
 
 _LENIENT = msgspec.json.Decoder(Peek)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
 
 from sgl_epd.errors import BadRequestError
 from sgl_epd.net.client import Buffer
@@ -13,7 +15,7 @@ from sgl_epd.net.headers import encode_headers
 from sgl_epd_router.apis import GenerationApi
 from sgl_epd_router.attempt import Attempt, StreamFailedError
 from sgl_epd_router.auth import presented_key
-from sgl_epd_router.body import ROUTER_FIELDS, is_true, string_list, without_fields
+from sgl_epd_router.body import BOOTSTRAP_FIELDS, is_true, string_list, without_fields
 from sgl_epd_router.context import RouterContext
 from sgl_epd_router.fanout import MAX_SAMPLES, FanOut
 from sgl_epd_router.generation import Generation, RejectedError
@@ -22,7 +24,6 @@ from sgl_epd_router.merge_logprobs import LogprobMerger
 from sgl_epd_router.outgoing import IdRewriter, Outgoing, forwarded_headers, returned_headers
 from sgl_epd_router.rooms import new_rid
 from sgl_epd_router.scan import Scan
-from sgl_epd_router.stream import error_event
 from sgl_epd_router.verdict import Verdict
 
 ROUTING_KEY_HEADER = b"x-smg-routing-key"
@@ -64,7 +65,8 @@ class Dispatcher:
             try:
                 attempt = await generation.begin()
                 self._observe_ttft(exchange, attempt)
-                await answer(exchange, attempt, _changes(api, generation, attempt))
+                self.settled(outgoing, attempt)
+                await answer(exchange, attempt, _changes(api, generation, attempt), api.error_event)
             except RejectedError as rejected:
                 respond_verdict(exchange, rejected.verdict)
             finally:
@@ -96,8 +98,9 @@ class Dispatcher:
     def outgoing(self, exchange: Exchange, api: GenerationApi, scan: Scan) -> Outgoing:
         found = scan.peek
         body: Buffer = exchange.body
-        if found.rid or found.bootstrap_host or found.bootstrap_port or found.bootstrap_room:
-            body = without_fields(body, ROUTER_FIELDS)
+        client_id: msgspec.Raw = getattr(found, api.id_field)
+        if client_id or found.bootstrap_host or found.bootstrap_port or found.bootstrap_room:
+            body = without_fields(body, (api.id_field, *BOOTSTRAP_FIELDS))
         return Outgoing(
             method=exchange.method,
             target=f"{exchange.path}?{exchange.query}" if exchange.query else exchange.path,
@@ -109,10 +112,15 @@ class Dispatcher:
             batch=scan.batch,
             id_field=api.id_field,
             id_prefix=api.id_prefix,
-            public_ids=string_list(found.rid),
+            public_ids=string_list(client_id),
             prompt_logprobs=api.wants_prompt_logprobs(found),
-            ends_with_done=api.ends_with_done,
+            names_worker=api.names_worker,
+            prelude=api.prelude,
+            end_marks=api.end_marks,
         )
+
+    def settled(self, outgoing: Outgoing, attempt: Attempt) -> None:
+        """An attempt works, and its answer is about to go to the client."""
 
     async def _serve_samples(
         self, exchange: Exchange, api: GenerationApi, scan: Scan, outgoing: Outgoing, samples: int
@@ -180,7 +188,9 @@ def logprob_merger(api: GenerationApi, attempt: Attempt) -> LogprobMerger | None
     return LogprobMerger(attempt.prefill_body, prefill.is_events, api.merge_logprobs())
 
 
-async def answer(exchange: Exchange, attempt: Attempt, changes: Changes) -> None:
+async def answer(
+    exchange: Exchange, attempt: Attempt, changes: Changes, error_event: Callable[[Verdict], bytes]
+) -> None:
     """Send the answer of a settled attempt. A stream that fails ends with an error event, and no `[DONE]`."""
     headers = returned_headers(attempt.headers)
     if not attempt.streamed:

@@ -36,20 +36,20 @@ class Generation:
         self._context = context
         self._give_up_at = context.clock() + context.deadlines.total_s
         self._deaths = 0
+        self._failed: frozenset[str] = frozenset()
+        self._lost: frozenset[str] = frozenset()
 
     async def begin(self) -> Attempt:
         """The attempt that works. Raises `RejectedError`, or a `RequestError` when there is no worker to ask at all."""
-        exclude: frozenset[str] = frozenset()
         failed: Verdict | None = None
         while True:
-            attempt = self._start(exclude, failed)
+            attempt = self._start(failed)
             verdict = await attempt.settle()
             if verdict.ok:
                 return attempt
-            exclude |= blamed(attempt)
-            attempt.close()
+            self._remember(attempt)
             role = attempt.blamed_role
-            self.attempt = None
+            self.close()
             self._deaths += verdict.died
             delay_s = self._delay_s(verdict)
             if delay_s is None:
@@ -71,29 +71,51 @@ class Generation:
             self.attempt.request_abort()
 
     def close(self) -> None:
-        if self.attempt is not None:
-            self.attempt.close()
+        """End the current attempt."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            for rid in attempt.ids.rids:
+                self._context.requests.discard(rid, self)
+            attempt.close()
 
-    def _start(self, exclude: frozenset[str], failed: Verdict | None) -> Attempt:
+    def _start(self, failed: Verdict | None) -> Attempt:
         self.attempts += 1
         try:
-            self.attempt = Attempt(self._context, self.outgoing, exclude, self._give_up_at)
+            self.attempt = self._select(failed)
         except (UnavailableError, NotFoundError):
             if failed is None:
                 raise
             # Nobody is left to ask: the last worker's own words say more than "no worker can take the request".
             raise RejectedError(failed) from None
         self.attempt.on_prefilled = self.on_prefilled
+        for rid in self.attempt.ids.rids:
+            self._context.requests.add(rid, self)
         return self.attempt
+
+    def _select(self, failed: Verdict | None) -> Attempt:
+        """Rather workers that have not failed yet; if there are none, those that at least were there to answer.
+
+        Not if they have asked for time, though: then it is the client's to come back later.
+        """
+        try:
+            return Attempt(self._context, self.outgoing, self._failed, self._give_up_at)
+        except UnavailableError:
+            if failed is None or failed.retry_after_s is not None or self._lost == self._failed:
+                raise
+            return Attempt(self._context, self.outgoing, self._lost, self._give_up_at)
+
+    def _remember(self, attempt: Attempt) -> None:
+        """Note which workers failed, and which of them could not be reached or went away."""
+        for leg in attempt.legs:
+            if leg.verdict is not None and not leg.verdict.ok:
+                worker = frozenset([leg.lease.worker.id])
+                self._failed |= worker
+                if leg.error is not None:
+                    self._lost |= worker
 
     def _delay_s(self, verdict: Verdict) -> float | None:
         """How long to wait before the next attempt; None when there shall be none."""
         if not verdict.retryable or self.aborted or self._deaths >= MAX_DEATHS:
             return None
         now = self._context.clock()
-        return self._context.retrier.delay_s(self.attempts, now, self._give_up_at, verdict.retry_after_s)
-
-
-def blamed(attempt: Attempt) -> frozenset[str]:
-    """The workers that a next attempt shall avoid."""
-    return frozenset(leg.lease.worker.id for leg in attempt.legs if leg.verdict is not None and not leg.verdict.ok)
+        return self._context.retrier.delay_s(self.attempts, now, self._give_up_at)

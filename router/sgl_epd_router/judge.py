@@ -56,6 +56,7 @@ class Judge:
         give_up_at: float,
         stream: bool,
         needs_prefill_answer: bool = False,
+        prelude: tuple[bytes, ...] = (),
     ) -> None:
         self.body = b""
         """The whole answer of the main leg, when it is not a stream."""
@@ -68,6 +69,7 @@ class Judge:
         self._deadlines = deadlines
         self._give_up_at = give_up_at
         self._needs_prefill_answer = needs_prefill_answer
+        self._prelude = prelude
         self._prefill_at = now + deadlines.prefill_s if prefill is not None else NEVER
         self._first_token_at = now + deadlines.first_token_s if stream else NEVER
         self._blame_at = NEVER
@@ -129,12 +131,16 @@ class Judge:
 
     def _judge_events(self, leg: LegView) -> Verdict | None:
         self.first_events += self.splitter.feed(leg.take())
-        if self.first_events:
+        if self.first_events and not (self._only_prelude() and not leg.ended):
             return verdicts.of_events(leg.role, self.first_events)
         if leg.ended:
             error = UpstreamError(f"the {leg.role} worker sent an empty stream")
             return verdicts.of_error(error, Outcome.FAILURE, retryable=True)
         return None
+
+    def _only_prelude(self) -> bool:
+        events = self.first_events.split(b"\n\n")
+        return bool(self._prelude) and all(not event or event.startswith(self._prelude) for event in events)
 
     def _combine(self, prefill: LegView, main: LegView, now: float) -> Verdict | None:
         """Both legs must be fine; of two failures the one that explains more goes to the client."""

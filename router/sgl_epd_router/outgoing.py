@@ -11,7 +11,7 @@ from sgl_epd.net.client import Buffer
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.headers import HOP_BY_HOP, RawHeaders, connection_options, encode_headers
 from sgl_epd_router.body import splice
-from sgl_epd_router.rooms import new_rid, new_room
+from sgl_epd_router.rooms import new_rid, new_room, worker_mark
 from sgl_epd_router.route_key import EMPTY_KEY, RouteKey
 from sgl_epd_router.worker import Role, Worker
 
@@ -67,8 +67,12 @@ class Outgoing:
     """The ids by which the client knows the request, one for each prompt, if it chose any."""
     prompt_logprobs: bool = False
     """The answer must carry data about the prompt that only the prefill worker has."""
-    ends_with_done: bool = True
-    """Whether whole streams of this API end with `[DONE]`."""
+    names_worker: bool = False
+    """The id carries a mark of the worker that answers, so that it can be found again by the id."""
+    prelude: tuple[bytes, ...] = ()
+    """Beginnings of events that a worker sends before it has done anything."""
+    end_marks: tuple[bytes, ...] = (b"data: [DONE]",)
+    """One of them stands in the last piece of a whole stream; none: any end will do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,8 +83,9 @@ class AttemptIds:
     room: int
 
     @classmethod
-    def new(cls, outgoing: Outgoing) -> AttemptIds:
-        rid = outgoing.id_prefix + new_rid()
+    def new(cls, outgoing: Outgoing, worker: Worker) -> AttemptIds:
+        """`worker` is the one that answers."""
+        rid = outgoing.id_prefix + new_rid(worker_mark(worker.id) if outgoing.names_worker else "")
         if outgoing.batch is None:
             return cls((rid,), new_room())
         # Of equal length, because `/abort_request` matches by prefix.

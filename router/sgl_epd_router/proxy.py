@@ -53,7 +53,7 @@ class Proxy:
             key=scan.key,
             role=role,
             id_field=None,
-            ends_with_done=False,
+            end_marks=(),
         )
         self._context.retrier.on_request()
         generation = Generation(self._context, outgoing)

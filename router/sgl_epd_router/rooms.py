@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import os
 
+import xxhash
+
 RID_LENGTH = 32
 _ROOM_SPACE = 2**63 - 2**20
 """Rooms are signed 64-bit numbers on the wire; SGLang counts upwards from the given one for the items of a batch."""
 
 
-def new_rid() -> str:
-    return os.urandom(RID_LENGTH // 2).hex()
+def new_rid(mark: str = "") -> str:
+    """`mark` takes the place of the last characters."""
+    return os.urandom(RID_LENGTH // 2).hex()[: RID_LENGTH - len(mark)] + mark
+
+
+def worker_mark(worker_id: str) -> str:
+    """Eight characters by which any router process or replica finds the worker again."""
+    return f"{xxhash.xxh32_intdigest(worker_id.encode()):08x}"
 
 
 def new_room() -> int:

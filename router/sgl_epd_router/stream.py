@@ -6,6 +6,10 @@ So that, when a worker dies in the middle of an event, the client gets whole eve
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from sgl_epd_router.verdict import Verdict
 
 DONE = b"data: [DONE]\n\n"
@@ -42,3 +46,14 @@ def _behind(data: bytes, mark: bytes) -> int:
 def error_event(verdict: Verdict) -> bytes:
     """The last event of a stream that failed; its body is an error in OpenAI's format."""
     return b"data: " + verdict.body + _END
+
+
+def responses_error_event(verdict: Verdict) -> bytes:
+    """The same for `/v1/responses`, whose events have a type."""
+    error = msgspec.json.decode(verdict.body, type=_ErrorBody).error
+    event = {"type": "error", "message": error.get("message"), "code": error.get("code"), "param": None, "error": error}
+    return b"event: error\ndata: " + msgspec.json.encode(event) + _END
+
+
+class _ErrorBody(msgspec.Struct):
+    error: dict[str, Any]

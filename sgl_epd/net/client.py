@@ -21,6 +21,9 @@ from sgl_epd.net.headers import RawHeaders, encode_headers
 
 Buffer = bytes | bytearray | memoryview
 
+STALE_AFTER_S = 1.0
+"""Idle time from which on a server may have given up a connection; servers wait for seconds (uvicorn: five)."""
+
 
 class Sink(Protocol):
     """Receives one answer. After `on_end` or `on_error` nothing more comes; after `Call.cancel` nothing at all."""
@@ -77,14 +80,13 @@ class Origin:
 class Call:
     """A request that has been sent, or waits for its connection."""
 
-    __slots__ = ("_connect_task", "_parts", "client", "connection", "done", "fresh", "origin", "sink")
+    __slots__ = ("_connect_task", "_parts", "client", "connection", "done", "origin", "sink")
 
     def __init__(self, client: HttpClient, origin: Origin, parts: list[Buffer], sink: Sink) -> None:
         self.client = client
         self.origin = origin
         self.sink = sink
         self.connection: ClientConnection | None = None
-        self.fresh = False
         self.done = False
         self._parts: list[Buffer] = parts
         self._connect_task: asyncio.Task[None] | None = None
@@ -117,13 +119,14 @@ class Call:
     def finished(self, error: TransportError | None, untouched: bool) -> None:
         """Called by the connection at the end. `untouched`: not one byte of an answer has arrived.
 
-        A reused connection that dies untouched was, in all likelihood, closed by the server while it was idle, so the
-        request is sent once more, on a new connection.
+        A connection that dies untouched after some idle time was closed by the server while it was idle: the request is
+        sent once more, on a new connection. One that was in use a moment ago died because of something else, and the
+        server may have acted on the request; then it is for the caller to decide.
         """
         if self.done:
             return
-        self.connection = None
-        if error is not None and untouched and not self.fresh:
+        connection, self.connection = self.connection, None
+        if error is not None and untouched and connection is not None and connection.idle_s >= STALE_AFTER_S:
             self._connect_task = self.client.spawn(self._connect())
             return
         self.done = True
@@ -141,7 +144,6 @@ class Call:
             self.finished(error, untouched=False)
             return
         self._connect_task = None
-        self.fresh = True
         self._run_on(connection)
 
     def _run_on(self, connection: ClientConnection) -> None:
@@ -249,7 +251,8 @@ class HttpClient:
         now = self._loop.time()
         while origin.idle:
             connection = origin.idle.pop()
-            if connection.usable and now - connection.idle_since < self.limits.idle_timeout_s:
+            connection.idle_s = now - connection.idle_since
+            if connection.usable and connection.idle_s < self.limits.idle_timeout_s:
                 return connection
             connection.close()
         return None

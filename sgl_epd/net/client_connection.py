@@ -24,6 +24,8 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, client: HttpClient, origin: Origin) -> None:
         self.origin = origin
         self.idle_since = 0.0
+        self.idle_s = 0.0
+        """How long it had been idle when the current call took it; 0 for a new connection."""
         self._client = client
         self._transport: asyncio.Transport | None = None
         self._call: Call | None = None

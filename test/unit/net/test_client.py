@@ -179,7 +179,8 @@ async def test_connecting_is_bounded() -> None:
             await get(c, url.replace("http:", "https:"))
 
 
-async def test_a_connection_that_died_while_idle_is_replaced() -> None:
+async def test_a_connection_that_died_while_idle_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sgl_epd.net.client.STALE_AFTER_S", 0.05)
     seen: list[bytes] = []
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -192,23 +193,31 @@ async def test_a_connection_that_died_while_idle_is_replaced() -> None:
 
     async with scripted(script) as url, client() as c:
         assert await get(c, url) == b"ok"
+        await asyncio.sleep(0.1)
         assert (await c.fetch("POST", url + "/p", body=b"sent twice")).body == b"ok"
         assert seen[1].endswith(b"sent twice")
 
 
-async def test_a_fresh_connection_that_dies_is_not_replaced() -> None:
+@pytest.mark.parametrize("answered", [0, 1])
+async def test_a_connection_in_use_that_dies_is_not_replaced(answered: int) -> None:
     """There the server has seen the request and may have acted on it."""
     requests = 0
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal requests
+        for _ in range(answered):
+            await read_request(reader)
+            writer.write(ok())
+            requests += 1
         await read_request(reader)
         requests += 1
 
     async with scripted(script) as url, client() as c:
+        for _ in range(answered):
+            assert await get(c, url) == b"ok"
         with pytest.raises(DisconnectedError, match="without an answer"):
             await get(c, url)
-        assert requests == 1
+        assert requests == answered + 1
 
 
 async def test_a_reused_connection_that_dies_in_the_answer_is_not_replaced() -> None:
