@@ -100,8 +100,10 @@ class WorkerCare:
         worker.health.probing(self._clock())
         found = await probe(worker, self._client, health)
         if self._registry.record_probe(worker, found, self._clock()):
-            level = logging.INFO if worker.healthy else logging.WARNING
-            logger.log(level, "%s is %s", worker.id, "healthy" if worker.healthy else worker.health.reason)
+            if worker.healthy:
+                logger.info("%s is healthy", worker.id)
+            else:
+                logger.warning("%s is unhealthy (%s)", worker.id, worker.health.reason)
 
     async def _inspect(self) -> None:
         """Once for each incarnation: what the worker says about its role, its ports and its load stream."""

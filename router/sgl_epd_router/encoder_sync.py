@@ -77,7 +77,13 @@ class EncoderSync:
     def _report(self, reachable: bool, error: Exception | None = None) -> None:
         """Say it once, not every two seconds."""
         if reachable is not self._reachable and not reachable:
-            logger.warning("the encoder list of %s (%s): %s", self._worker.id, list_url(self._worker), error)
+            logger.warning(
+                "%s keeps no encoder list at %s (%s): was it started with --language-only and this "
+                "--encoder-bootstrap-port? Its encoders are not managed here until then",
+                self._worker.id,
+                list_url(self._worker),
+                error,
+            )
         self._reachable = reachable
 
 

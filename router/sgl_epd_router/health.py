@@ -42,7 +42,17 @@ class HealthState:
     served needs the configured number of either in a row.
     """
 
-    __slots__ = ("_config", "_failures", "_successes", "healthy", "next_probe_at", "proven", "reason", "seen_at")
+    __slots__ = (
+        "_config",
+        "_failures",
+        "_probed_at",
+        "_successes",
+        "healthy",
+        "next_probe_at",
+        "proven",
+        "reason",
+        "seen_at",
+    )
 
     def __init__(self, config: HealthConfig, now: float = 0.0) -> None:
         self._config = config
@@ -51,16 +61,18 @@ class HealthState:
         self.reason = ""
         self.seen_at = float("-inf")
         self.next_probe_at = now
+        self._probed_at = float("-inf")
         self._failures = 0
         self._successes = 0
 
     def suspect(self, now: float) -> None:
-        """A request failed: find out soon rather than at the next regular probe."""
+        """A request failed: find out now rather than at the next regular probe, but not more than once a second."""
         if self.healthy:
-            self.next_probe_at = min(self.next_probe_at, now + _FIRST_RETRY_S)
+            self.next_probe_at = min(self.next_probe_at, max(now, self._probed_at + _FIRST_RETRY_S))
 
     def probing(self, now: float) -> None:
         """A probe was sent; no other one before it must have ended."""
+        self._probed_at = now
         self.next_probe_at = now + self._config.timeout_s + self._config.interval_s
 
     def record_probe(self, probe: Probe, now: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sgl_epd.errors import TransportError
+from sgl_epd.errors import ConnectError, TransportError
 from sgl_epd.net.client import HttpClient
 from sgl_epd_router.cancel import worker_headers
 from sgl_epd_router.load import LoadReport
@@ -29,11 +29,14 @@ class LoadPoller:
         self.next_at = 0.0
 
     async def poll(self) -> None:
-        """Ask once. Failures are no news about health: that is found out elsewhere."""
+        """Ask once. Only the health check decides about health, but a refused connection brings it forward."""
         worker = self._worker
         before = worker.load.own
         try:
             report = await self._ask()
+        except ConnectError:
+            worker.health.suspect(self._clock())
+            return
         except (TransportError, TimeoutError):
             return
         except ValueError as error:

@@ -62,10 +62,14 @@ def test_a_refused_connection_counts_although_there_was_traffic_just_now() -> No
     assert state.reason == "health check: unreachable"
 
 
-def test_a_failed_request_brings_the_next_probe_forward_once() -> None:
+def test_a_failed_request_brings_the_next_probe_forward_but_not_more_than_once_a_second() -> None:
     state = proven(0.0)
     assert state.next_probe_at == 60.0
     state.suspect(10.0)
+    assert state.next_probe_at == 10.0
+    state.probing(10.0)
+    state.record_probe(Probe.OK, 10.1)
+    state.suspect(10.2)
     state.suspect(10.5)
     assert state.next_probe_at == 11.0
 

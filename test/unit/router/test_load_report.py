@@ -122,6 +122,5 @@ def test_what_upstream_forgot_to_count_is_not_taken_for_load_for_ever() -> None:
     assert counters.observe(metrics(13, 9), 202.0).requests == 2
 
 
-def test_metrics_without_encoder_counters_are_refused() -> None:
-    with pytest.raises(ValueError, match="no encoder counters"):
-        EncoderCounters().observe(b"python_info 1\n", 0.0)
+def test_before_its_first_request_an_encoder_has_no_counters_and_no_load() -> None:
+    assert EncoderCounters().observe(b"python_info 1\n", 0.0) == LoadReport(requests=0)
