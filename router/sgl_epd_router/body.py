@@ -55,7 +55,6 @@ class Peek(msgspec.Struct):
     priority: msgspec.Raw = _ABSENT
     request_id: msgspec.Raw = _ABSENT
     previous_response_id: msgspec.Raw = _ABSENT
-    background: msgspec.Raw = _ABSENT
     bootstrap_host: msgspec.Raw = _ABSENT
     bootstrap_port: msgspec.Raw = _ABSENT
     bootstrap_room: msgspec.Raw = _ABSENT

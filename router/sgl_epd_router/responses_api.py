@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from sgl_epd.errors import BadRequestError, NotFoundError, TransportError, UpstreamError
+from sgl_epd.errors import NotFoundError, TransportError, UpstreamError
 from sgl_epd.net.exchange import Exchange
 from sgl_epd_router.apis import RESPONSES_API, GenerationApi
 from sgl_epd_router.attempt import Attempt
-from sgl_epd_router.body import is_true, raw_text
+from sgl_epd_router.body import raw_text
 from sgl_epd_router.cancel import worker_headers
 from sgl_epd_router.context import RouterContext
 from sgl_epd_router.dispatch import Dispatcher
@@ -71,18 +71,8 @@ class ResponsesApi(Dispatcher):
 
     def outgoing(self, exchange: Exchange, api: GenerationApi, scan: Scan) -> Outgoing:
         outgoing = super().outgoing(exchange, api, scan)
-        previous = raw_text(scan.peek.previous_response_id)
-        if not self._context.staged:
-            outgoing.only = self._holder_of(previous)
-        elif previous is not None:
-            # Prefill has stored a response of one token under the id, decode the whole one: their prompts would differ.
-            raise BadRequestError(
-                "previous_response_id needs aggregated workers; with prefill and decode workers send the whole"
-                " conversation as input",
-                param="previous_response_id",
-            )
-        elif is_true(scan.peek.background):
-            raise BadRequestError("background needs aggregated workers", param="background")
+        if not self._context.staged:  # with prefill and decode workers SGLang keeps no responses, and says so
+            outgoing.only = self._holder_of(raw_text(scan.peek.previous_response_id))
         return outgoing
 
     def settled(self, outgoing: Outgoing, attempt: Attempt) -> None:
