@@ -14,7 +14,9 @@ from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.headers import RawHeaders
 from sgl_epd.net.replies import respond_error
 from sgl_epd_router.context import RouterContext
+from sgl_epd_router.logs import log_access
 from sgl_epd_router.routes import Access, MethodNotAllowedError, Route, RouteTable
+from sgl_epd_router.tracing import CURRENT_SPAN, TRACE_HEADERS, Tracer
 
 REQUEST_ID_HEADER = b"x-request-id"
 _MAX_ID_LENGTH = 256
@@ -47,16 +49,39 @@ class Api:
             exchange.respond(204)
             return
         route = self._table.find(exchange.path)
+        if self._context.tracer is None:
+            await self._serve(exchange, route)
+        else:
+            await self._serve_traced(exchange, route, self._context.tracer)
+
+    async def _serve(self, exchange: Exchange, route: Route) -> None:
         context = self._context
         try:
             await self._table.handler(route, exchange.method)(exchange)
         except RequestError as error:
+            context.metrics.rejected.inc(str(error.code))
             respond_error(exchange, error)
         except asyncio.CancelledError:
             context.metrics.cancelled.inc(route.path)
             raise
+        duration_s = context.clock() - exchange.received_at
         context.metrics.requests.inc(route.path, str(exchange.status))
-        context.metrics.duration.observe(context.clock() - exchange.received_at, route.path)
+        context.metrics.duration.observe(duration_s, route.path)
+        if context.config.access_log:
+            log_access(exchange, duration_s)
+
+    async def _serve_traced(self, exchange: Exchange, route: Route, tracer: Tracer) -> None:
+        span = tracer.request(route.path, exchange.headers)
+        # The workers get the context of their legs' spans instead.
+        exchange.headers = [header for header in exchange.headers if header[0] not in TRACE_HEADERS]
+        token = CURRENT_SPAN.set(span)
+        error = "the client went away"
+        try:
+            await self._serve(exchange, route)
+            error = ""
+        finally:
+            CURRENT_SPAN.reset(token)
+            span.end(exchange.status, error or None)
 
     def _authorize(self, exchange: Exchange, route: Route) -> None:
         if route.access is Access.OPEN:

@@ -28,6 +28,7 @@ from sgl_epd_router.dispatch import Dispatcher
 from sgl_epd_router.gate import Gate
 from sgl_epd_router.health_api import HealthApi
 from sgl_epd_router.info import Info
+from sgl_epd_router.leg_spans import LegSpans
 from sgl_epd_router.metrics import RouterMetrics
 from sgl_epd_router.metrics_api import MetricsApi, start_metrics_server
 from sgl_epd_router.proxy import Proxy
@@ -49,7 +50,8 @@ def make_context(config: RouterConfig, client: HttpClient, board: CounterBoard) 
     clock = loop.time
     metrics = RouterMetrics(config.prometheus_duration_buckets)
     registry = build_registry(config, board)
-    registry.observe(metrics)
+    tracer = make_tracer(config.enable_trace, config.otlp_traces_endpoint)
+    registry.observe(metrics, *([LegSpans()] if tracer else []))
     return RouterContext(
         config=config,
         registry=registry,
@@ -64,7 +66,7 @@ def make_context(config: RouterConfig, client: HttpClient, board: CounterBoard) 
         gate=Gate(admission_config(config), board),
         limiter=rate_limiter(config, board),
         metrics=metrics,
-        tracer=make_tracer(config.enable_trace, config.otlp_traces_endpoint),
+        tracer=tracer,
     )
 
 
@@ -173,7 +175,8 @@ class RouterApp:
         await self.server.close(self.config.shutdown_grace_period_secs if grace_s is None else grace_s)
         await self.attachment.stop()
         await self.client.close()
-        self.context.tracer.close()
+        if self.context.tracer is not None:
+            self.context.tracer.close()
 
 
 async def serve(config: RouterConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sgl_epd.errors import DeadlineError, UnavailableError, UpstreamError
-from sgl_epd.net.headers import RawHeaders
+from sgl_epd.net.headers import RawHeaders, encode_headers
 from sgl_epd_router import verdict as verdicts
 from sgl_epd_router.context import RouterContext
 from sgl_epd_router.deadlines import Alarm
@@ -175,6 +175,8 @@ class Attempt:
             origin = client.origin(worker.url)
             target = origin.path + outgoing.target
             headers = leg_headers(outgoing, worker)
+            if leg.lease.span is not None:
+                headers += encode_headers(leg.lease.span.headers())
             leg.call = client.send(origin, outgoing.method, target, leg, encoded_headers=headers, body=parts)
 
     def _release_prefill(self) -> None:

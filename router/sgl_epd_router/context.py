@@ -37,7 +37,7 @@ class RouterContext:
     gate: Gate
     limiter: RateLimiter | None
     metrics: RouterMetrics
-    tracer: Tracer
+    tracer: Tracer | None
 
     @property
     def staged(self) -> bool:

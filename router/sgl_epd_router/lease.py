@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from sgl_epd_router.policies.base import Choice
+from sgl_epd_router.tracing import Span
 from sgl_epd_router.worker import Outcome, Role, Worker
 
 
@@ -32,6 +33,7 @@ class Lease:
         "number",
         "outcome",
         "policy",
+        "span",
         "started_at",
         "worker",
     )
@@ -53,6 +55,8 @@ class Lease:
         self.started_at = now
         self.first_byte_at: float | None = None
         self.outcome: Outcome | None = None
+        self.span: Span | None = None
+        """The trace of this leg, if there is one."""
         self._observers = observers
         self._tokens = tokens
         self._patches = patches

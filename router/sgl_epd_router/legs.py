@@ -116,6 +116,7 @@ class Leg:
     def on_data(self, data: bytes) -> None:
         self._chunks.append(data)
         self._size += len(data)
+        self.lease.touch(self._clock())
         if self.streaming and self._size > _HIGH_WATER and self.call is not None:
             self.call.pause_reading()
         self._wake()

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from sgl_epd.net.exchange import Exchange
+
+_access = logging.getLogger("sgl_epd_router.access")
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 _SECRETS = re.compile(
     r"(?P<key>(?:bearer\s+|api[-_]?key['\"]?\s*[=:]\s*['\"]?|authorization['\"]?\s*[=:]\s*['\"]?(?:bearer\s+)?))[^\s'\",}]+"
@@ -71,3 +74,11 @@ def setup_logging(level: str = "info", log_format: str = "text", log_dir: str | 
         handler.setFormatter(formatter)
         root.addHandler(handler)
     root.setLevel("WARNING" if level == "warn" else level.upper())
+
+
+def log_access(exchange: Exchange, duration_s: float) -> None:
+    """One line a request, with `--access-log`: no query, no headers, no body."""
+    request_id = (exchange.header(b"x-request-id") or b"").decode("latin-1")
+    fields = {"status": exchange.status, "duration_ms": round(duration_s * 1e3, 1), "request_id": request_id}
+    line = "%s %s %d %.1f ms"
+    _access.info(line, exchange.method, exchange.path, exchange.status, duration_s * 1e3, extra=fields)

@@ -35,7 +35,7 @@ class RouterMetrics:
             _P + "ttft_seconds", "From a request's head to the first byte of a streamed answer", "route", buckets=bounds
         )
         self.queue_wait = store.histogram(_P + "queue_wait_seconds", "Waiting for admission", buckets=bounds)
-        self.rejected = store.counter(_P + "rejected", "Requests refused before any worker saw them", "reason")
+        self.rejected = store.counter(_P + "rejected", "Requests that the router itself refused or gave up", "reason")
         self.retries = store.counter(_P + "retries", "Requests sent again", "role", "reason")
         self.aborts = store.counter(_P + "aborts", "Legs ended early at a worker", "role", "reason")
         self.cancelled = store.counter(_P + "client_disconnects", "Requests whose client went away", "route")

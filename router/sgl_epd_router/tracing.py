@@ -1,4 +1,4 @@
-"""OpenTelemetry traces, behind the `[tracing]` extra. Without `--enable-trace` every call here does nothing.
+"""OpenTelemetry traces, behind the `[tracing]` extra and `--enable-trace`.
 
 A request is one span with a child span for each leg. The context of a client's `traceparent` header is continued, and
 each leg carries its own on to its worker (SGLang's `--enable-trace` continues it there).
@@ -7,11 +7,15 @@ each leg carries its own on to its worker (SGLang's `--enable-trace` continues i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from sgl_epd.errors import ConfigError
 
 Header = tuple[bytes, bytes]
+
+
+TRACE_HEADERS = frozenset((b"traceparent", b"tracestate"))
 
 
 class Span(Protocol):
@@ -22,8 +26,6 @@ class Span(Protocol):
     def headers(self) -> list[Header]:
         """`traceparent` (and `tracestate`) that continue this span at a worker."""
 
-    def event(self, name: str) -> None: ...
-
     def end(self, status: int = 0, error: str | None = None) -> None: ...
 
 
@@ -33,31 +35,8 @@ class Tracer(Protocol):
     def close(self) -> None: ...
 
 
-class NoSpan:
-    """Costs one method call. A client's own `traceparent` is forwarded untouched with the other headers."""
-
-    def child(self, name: str, attributes: Mapping[str, str | int] | None = None) -> Span:
-        return self
-
-    def headers(self) -> list[Header]:
-        return []
-
-    def event(self, name: str) -> None:
-        return
-
-    def end(self, status: int = 0, error: str | None = None) -> None:
-        return
-
-
-_NO_SPAN = NoSpan()
-
-
-class NoTracer:
-    def request(self, route: str, headers: Iterable[Header]) -> Span:
-        return _NO_SPAN
-
-    def close(self) -> None:
-        return
+CURRENT_SPAN: ContextVar[Span | None] = ContextVar("sgl_epd_router.span", default=None)
+"""The span of the request that this task serves."""
 
 
 class OtelSpan:
@@ -75,9 +54,6 @@ class OtelSpan:
         carrier: dict[str, str] = {}
         self._otel.propagator.inject(carrier, context=self._otel.trace.set_span_in_context(self._span))
         return [(name.encode(), value.encode()) for name, value in carrier.items()]
-
-    def event(self, name: str) -> None:
-        self._span.add_event(name)
 
     def end(self, status: int = 0, error: str | None = None) -> None:
         if status:
@@ -101,8 +77,7 @@ class OtelTracer:
         self._tracer = self._provider.get_tracer("sgl_epd_router")
 
     def request(self, route: str, headers: Iterable[Header]) -> Span:
-        wanted = (b"traceparent", b"tracestate")
-        carrier = {name.decode(): value.decode("latin-1") for name, value in headers if name in wanted}
+        carrier = {name.decode(): value.decode("latin-1") for name, value in headers if name in TRACE_HEADERS}
         context = self._otel.propagator.extract(carrier)
         kind = self._otel.trace.SpanKind.SERVER
         return OtelSpan(self._otel, self._tracer, self._tracer.start_span(route, context=context, kind=kind))
@@ -138,5 +113,6 @@ class _Otel:
         return OTLPSpanExporter
 
 
-def make_tracer(enabled: bool, endpoint: str) -> Tracer:
-    return OtelTracer(endpoint) if enabled else NoTracer()
+def make_tracer(enabled: bool, endpoint: str) -> Tracer | None:
+    """None when tracing is off: a client's `traceparent` is then forwarded untouched with the other headers."""
+    return OtelTracer(endpoint) if enabled else None
