@@ -12,14 +12,14 @@ from sgl_epd.errors import BadRequestError
 from sgl_epd.net.client import Buffer
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.headers import encode_headers
+from sgl_epd_router.admit import limit_rate, take_place
 from sgl_epd_router.apis import GenerationApi
 from sgl_epd_router.attempt import Attempt, StreamFailedError
-from sgl_epd_router.auth import presented_key
 from sgl_epd_router.body import BOOTSTRAP_FIELDS, is_true, string_list, without_fields
 from sgl_epd_router.context import RouterContext
 from sgl_epd_router.fanout import MAX_SAMPLES, FanOut
 from sgl_epd_router.generation import Generation, RejectedError
-from sgl_epd_router.limits import check_pixels, parse_priority
+from sgl_epd_router.limits import check_pixels
 from sgl_epd_router.merge_logprobs import LogprobMerger
 from sgl_epd_router.outgoing import IdRewriter, Outgoing, forwarded_headers, returned_headers
 from sgl_epd_router.rooms import new_rid
@@ -28,7 +28,6 @@ from sgl_epd_router.verdict import Verdict
 
 ROUTING_KEY_HEADER = b"x-smg-routing-key"
 """As in SGLang's gateway: requests with the same value are kept together."""
-PRIORITY_HEADER = b"x-override-priority"
 _SAMPLE_QUEUE = 8
 """Pieces of a merged stream that may wait for a slow client."""
 
@@ -42,11 +41,9 @@ class Dispatcher:
     async def serve(self, exchange: Exchange, api: GenerationApi) -> None:
         """Answer `exchange`. Raises a `RequestError` when the request is refused or no worker can be asked."""
         context = self._context
-        self._limit_rate(exchange)
+        limit_rate(context, exchange)
         scan = self.scan(exchange, api)
-        priority = scan.peek.priority or exchange.header(PRIORITY_HEADER)
-        ticket = await context.gate.enter(parse_priority(bytes(priority) if priority else None))
-        context.metrics.queue_wait.observe(context.clock() - exchange.received_at)
+        ticket = await take_place(context, exchange, bytes(scan.peek.priority))
         try:
             await self._serve(exchange, api, scan)
         finally:
@@ -71,12 +68,6 @@ class Dispatcher:
                 respond_verdict(exchange, rejected.verdict)
             finally:
                 generation.close()
-
-    def _limit_rate(self, exchange: Exchange) -> None:
-        limiter = self._context.limiter
-        if limiter is not None:
-            key = presented_key(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
-            limiter.check(key or exchange.peer.encode(), self._context.clock())
 
     def _observe_ttft(self, exchange: Exchange, attempt: Attempt) -> None:
         if attempt.streamed:

@@ -15,11 +15,11 @@ def check_pixels(width: int, height: int, limit: int, param: str | None = None) 
         )
 
 
-def parse_priority(value: object) -> int:
-    """A request's `priority` field or `x-override-priority` header, as SGLang reads them: larger is more urgent."""
-    if value is None:
+def parse_priority(value: bytes | None) -> int:
+    """A request's `priority` field (as JSON) or `x-override-priority` header: larger is more urgent, as in SGLang."""
+    if value is None or value in (b"", b"null"):
         return 0
-    text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+    text = value.decode("latin-1").strip('"')
     try:
         return int(text)
     except ValueError:

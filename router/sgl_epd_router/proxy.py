@@ -5,6 +5,7 @@ from __future__ import annotations
 from sgl_epd.errors import BadRequestError
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.headers import encode_headers
+from sgl_epd_router.admit import limit_rate, take_place
 from sgl_epd_router.context import RouterContext
 from sgl_epd_router.dispatch import respond_verdict
 from sgl_epd_router.generation import Generation, RejectedError
@@ -41,6 +42,14 @@ class Proxy:
         return handle
 
     async def _serve(self, exchange: Exchange, role: Role) -> None:
+        limit_rate(self._context, exchange)
+        ticket = await take_place(self._context, exchange)
+        try:
+            await self._forward(exchange, role)
+        finally:
+            self._context.gate.leave(ticket)
+
+    async def _forward(self, exchange: Exchange, role: Role) -> None:
         scan = OTHER.scan(exchange.body, None)
         if scan is None:
             raise BadRequestError("the request body is not valid JSON, or not an object")

@@ -86,3 +86,28 @@ async def test_the_metrics_port_serves_metrics_and_nothing_else() -> None:
         for path in ("/workers", "/v1/models", "/"):
             assert (await request("http://127.0.0.1:22299", "GET", path)).status == 404
         await server.close()
+
+
+async def test_without_keys_a_client_is_its_address_whatever_key_it_makes_up() -> None:
+    flags = ["--rate-limit-tokens-per-second", "0.01", "--rate-limit-burst", "2"]
+    async with cluster(regular=1, flags=flags) as c:
+        replies = [
+            await c.request("POST", "/v1/chat/completions", chat(), authorization=f"Bearer made-up-{number}")
+            for number in range(4)
+        ]
+        assert [reply.status for reply in replies] == [200, 200, 429, 429]
+
+
+async def test_embeddings_stand_in_the_same_queue() -> None:
+    flags = ["--rate-limit-tokens-per-second", "0.01", "--rate-limit-burst", "2"]
+    async with cluster(regular=1, flags=flags) as c:
+        body = {"model": "m", "input": "text"}
+        assert [(await c.request("POST", "/v1/embeddings", body)).status for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("priority", [None, 3, -1])
+async def test_a_priority_is_for_the_workers_too(priority: int | None) -> None:
+    async with cluster(regular=1) as c:
+        assert (await c.chat(priority=priority)).status == 200
+        assert c.regular[0].requests[0].body["priority"] == priority
+        assert (await c.chat(priority="high")).status == 400

@@ -194,11 +194,13 @@ def test_pixels_beyond_the_limit_are_the_clients_mistake() -> None:
     assert refused.value.code == "image_too_large"
 
 
-@pytest.mark.parametrize(("given_value", "priority"), [(None, 0), (b"7", 7), ("-3", -3), (5, 5)])
-def test_priority_is_read_as_sglang_does(given_value: object, priority: int) -> None:
+@pytest.mark.parametrize(
+    ("given_value", "priority"), [(None, 0), (b"", 0), (b"null", 0), (b"7", 7), (b"-3", -3), (b'"5"', 5)]
+)
+def test_priority_is_read_as_sglang_does(given_value: bytes | None, priority: int) -> None:
     assert parse_priority(given_value) == priority
 
 
 def test_a_priority_that_is_no_number_is_refused() -> None:
     with pytest.raises(BadRequestError):
-        parse_priority("high")
+        parse_priority(b"high")
