@@ -71,7 +71,8 @@ def setup(venv: Path, profile: str) -> None:
 def digest(profile: str) -> str:
     """Changes whenever a pin, the project's metadata, the stand-in kernel package or the interpreter changes."""
     files = [ROOT / "pyproject.toml", Path(__file__), *sorted(PINS.glob("*.txt"))]
-    files += sorted((ROOT / "3rdparty" / "sgl_kernel_cpu").rglob("*.py"))
+    kernel = ROOT / "3rdparty" / "sgl_kernel_cpu"
+    files += sorted(path for path in kernel.rglob("*.py") if path.parts[len(kernel.parts)] != "build")
     parts = [profile.encode(), sys.version.encode(), *(path.read_bytes() for path in files)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
