@@ -11,6 +11,7 @@ import enum
 
 _FIRST_RETRY_S = 1.0
 _RETRY_FACTOR = 1.5
+_LONGEST_RETRY_S = 5.0
 _GRACE_TIMEOUTS = 6
 
 
@@ -112,5 +113,6 @@ class HealthState:
         return True
 
     def _retry_delay(self) -> float:
-        """Short at first, so that a dead worker and its return are both noticed in seconds."""
-        return float(min(self._config.interval_s, _FIRST_RETRY_S * _RETRY_FACTOR ** min(self._failures, 20)))
+        """Short, so that a dead worker, the end of a start and a return are all noticed within seconds."""
+        growing = _FIRST_RETRY_S * _RETRY_FACTOR ** min(self._failures, 20)
+        return float(min(self._config.interval_s, _LONGEST_RETRY_S, growing))

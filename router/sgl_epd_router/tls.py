@@ -21,12 +21,17 @@ def server_context(config: RouterConfig) -> ssl.SSLContext | None:
 
 
 def client_context(config: RouterConfig) -> ssl.SSLContext | None:
-    """None: the system's CAs, no certificate of our own. Workers' certificates are always verified."""
+    """None: the system's CAs, no certificate of our own. Workers' certificates are always verified.
+
+    With `--ca-cert-path` only that CA counts, not the system's.
+    """
     if config.ca_cert_path is None and config.client_cert_path is None:
         return None
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
     if config.ca_cert_path:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         _trust(context, config.ca_cert_path, "--ca-cert-path")
+    else:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
     if config.client_cert_path:
         _load(context, config.client_cert_path, config.client_key_path, "--client-cert-path")
     return context

@@ -74,7 +74,7 @@ def test_a_failed_request_brings_the_next_probe_forward_but_not_more_than_once_a
     assert state.next_probe_at == 11.0
 
 
-def test_failing_workers_are_probed_within_seconds_then_ever_less_often() -> None:
+def test_failing_workers_are_probed_every_few_seconds() -> None:
     state = proven(0.0)
     delays = []
     for _ in range(14):
@@ -82,7 +82,7 @@ def test_failing_workers_are_probed_within_seconds_then_ever_less_often() -> Non
         delays.append(state.next_probe_at)
     assert delays[:3] == [1.0, 1.5, 2.25]
     assert delays == sorted(delays)
-    assert delays[-1] == 60.0
+    assert delays[-1] == 5.0
 
 
 def test_switched_off_means_healthy_and_proven() -> None:
