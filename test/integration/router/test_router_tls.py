@@ -86,7 +86,7 @@ async def test_only_clients_with_a_certificate_of_the_ca_get_in(certs: Path) -> 
         stranger = ssl.create_default_context(cafile=str(certs / "ca.pem"))
         stranger.load_cert_chain(certs / "stranger.pem", certs / "stranger.key")
         for context in (unknown, stranger):
-            # With TLS 1.3 the refusal reaches the client after its own handshake: as an error, or as a closed connection.
+            # With TLS 1.3 the refusal comes after the client's own handshake: as an error, or as a closed connection.
             with contextlib.suppress(ssl.SSLError, ConnectionError):
                 assert await get_liveness(app.port, context) == b""
         assert app.context.metrics.requests.values == {("/liveness", "200"): [1.0]}
