@@ -122,7 +122,7 @@ def peek(decoder: msgspec.json.Decoder[Any], body: Buffer) -> Peek | None:
 
 def _peek_like_python(body: Buffer) -> Peek | None:
     try:
-        loaded = json.loads(bytes(body))
+        loaded = json.loads(bytes(body).decode())
     except ValueError:
         return None
     if not isinstance(loaded, dict):
