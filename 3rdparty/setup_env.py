@@ -26,7 +26,7 @@ DEBIAN_LIBRARIES = {
     "librdmacm1": "rdmacm",
     "liburing2": "uring",
 }
-EXTRAS = "dev,bench,planner"
+EXTRAS = "dev,bench,planner,tracing"
 
 
 class SetupError(Exception):
