@@ -22,6 +22,8 @@ class LoadReport:
     patches: float | None = None
     seq: int | None = None
     """Grows with each report of a worker; one that does not is late and dropped."""
+    epoch: str | None = None
+    """New with each start of the worker, where it tells; `seq` then starts anew."""
     seen: int | None = None
     """The last of this router's dispatch numbers that the worker had received; only our own workers tell."""
 
@@ -56,6 +58,7 @@ class LoadView:
         "_all_at",
         "_at",
         "_board",
+        "_epoch",
         "_sent",
         "_seq",
         "_slot",
@@ -77,6 +80,7 @@ class LoadView:
         self._all_at = tuple(row + board.offset(slot) for row in board.rows)
         self._work_kind = 2 if model.by_patches else 1
         self._seq: int | None = None
+        self._epoch: str | None = None
         self._sent: dict[int, Work] = {}
 
     @property
@@ -112,7 +116,7 @@ class LoadView:
         """Take in a report. `before` is `own` as it was when the report was asked for. False if it came too late."""
         if self._late(report, now):
             return False
-        self._seq = report.seq
+        self._seq, self._epoch = report.seq, report.epoch
         self.report = report
         own = self._own_in_report(report, before)
         others = max(0.0, report.requests - own.requests)
@@ -137,7 +141,7 @@ class LoadView:
 
     def _late(self, report: LoadReport, now: float) -> bool:
         """A lower number soon after a higher one is an old report; after silence it is a restarted worker."""
-        if report.seq is None or self._seq is None or report.seq > self._seq:
+        if report.seq is None or self._seq is None or report.seq > self._seq or report.epoch != self._epoch:
             return False
         return now - self.correction.at < self.model.stale_after_s
 

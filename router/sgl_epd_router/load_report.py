@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from sgl_epd.protocol.load import LoadReport as NativeReport
 from sgl_epd_router.load import LoadReport
 from sgl_epd_router.worker import Role
 
@@ -19,45 +20,46 @@ _STUCK_S = 200.0
 
 
 class RankLoad(msgspec.Struct):
-    """One data-parallel rank in `/v1/loads` (SGLang: `managers/load_snapshot.py:LoadSnapshot`).
-
-    The last three fields are those of our own encode workers.
-    """
+    """One data-parallel rank in `/v1/loads` (SGLang: `managers/load_snapshot.py:LoadSnapshot`)."""
 
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
     num_waiting_uncached_tokens: int = 0
     num_used_tokens: int = 0
     num_total_tokens: int = 0
-    pending_patches: int | None = None
-    seq: int | None = None
-    seen_dispatch: int | None = None
 
 
 class LoadsBody(msgspec.Struct):
     loads: list[RankLoad]
 
 
-def parse_loads(body: bytes, role: Role) -> LoadReport:
-    """The answer of `GET /v1/loads`. Raises `ValueError` if it is none."""
+def parse_loads(body: bytes, role: Role, router_id: str = "") -> LoadReport:
+    """The answer of `GET /v1/loads`: SGLang's, or of our own encode worker. Raises `ValueError` if it is none."""
     try:
-        ranks = msgspec.json.decode(body, type=LoadsBody).loads
+        if role is Role.ENCODE:
+            return native_report(msgspec.json.decode(body, type=NativeReport), router_id)
+        return sum_ranks(msgspec.json.decode(body, type=LoadsBody).loads, role)
     except msgspec.DecodeError as error:
         raise ValueError(f"not an answer of /v1/loads: {error}") from error
-    return sum_ranks(ranks, role)
+
+
+def native_report(report: NativeReport, router_id: str) -> LoadReport:
+    """What our own encode workers push."""
+    return LoadReport(
+        requests=report.waiting_items + report.running_items,
+        patches=report.waiting_patches + report.running_patches,
+        seq=report.seq,
+        epoch=report.worker_id,
+        seen=report.seen.get(router_id),
+    )
 
 
 def sum_ranks(ranks: Iterable[RankLoad], role: Role) -> LoadReport:
     """All ranks of a worker together, as the router sends to the worker and not to a rank."""
     ranks = list(ranks)
-    patches = [rank.pending_patches for rank in ranks if rank.pending_patches is not None]
-    only = ranks[0] if len(ranks) == 1 else None
     return LoadReport(
         requests=sum(rank.num_running_reqs + rank.num_waiting_reqs for rank in ranks),
-        tokens=None if role is Role.ENCODE else sum(_tokens(rank, role) for rank in ranks),
-        patches=sum(patches) if patches else None,
-        seq=only.seq if only else None,
-        seen=only.seen_dispatch if only else None,
+        tokens=sum(_tokens(rank, role) for rank in ranks),
     )
 
 

@@ -106,6 +106,14 @@ def test_late_reports_are_dropped_and_a_restarted_counter_is_taken() -> None:
     assert load.view(6.0)[0] == 2
 
 
+def test_a_worker_that_says_that_it_has_started_anew_is_believed_at_once() -> None:
+    load = view()
+    assert load.observe(LoadReport(requests=5, seq=10, epoch="a"), now=0.0)
+    assert not load.observe(LoadReport(requests=3, seq=2, epoch="a"), now=0.1)
+    assert load.observe(LoadReport(requests=3, seq=2, epoch="b"), now=0.1)
+    assert load.view(0.1)[0] == 3
+
+
 def test_dispatch_numbers_make_the_report_exact() -> None:
     load = view(LoadModel(by_patches=True, track_dispatch=True))
     first = load.start(0, 100)

@@ -5,8 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from sgl_epd.protocol.load import LoadReport as NativeReport
 from sgl_epd_router.load import LoadReport
-from sgl_epd_router.load_report import EncoderCounters, RankLoad, parse_load_stat, parse_loads, sum_ranks
+from sgl_epd_router.load_report import (
+    EncoderCounters,
+    RankLoad,
+    native_report,
+    parse_load_stat,
+    parse_loads,
+    sum_ranks,
+)
 from sgl_epd_router.load_stream import StreamPorts, stream_ports
 from sgl_epd_router.worker import Role
 
@@ -37,10 +45,18 @@ def test_ranks_are_summed() -> None:
 
 
 def test_our_own_encode_workers_tell_patches_and_what_they_have_seen() -> None:
-    report = parse_loads(
-        loads({"num_waiting_reqs": 4, "pending_patches": 900, "seq": 7, "seen_dispatch": 55}), Role.ENCODE
+    native = NativeReport(
+        worker_id="e0-17",
+        seq=7,
+        seen={"r1": 55, "r2": 9},
+        waiting_items=3,
+        waiting_patches=700,
+        running_items=1,
+        running_patches=200,
     )
-    assert report == LoadReport(requests=4, patches=900, seq=7, seen=55)
+    report = parse_loads(msgspec.json.encode(native), Role.ENCODE, "r1")
+    assert report == LoadReport(requests=4, patches=900, seq=7, epoch="e0-17", seen=55)
+    assert native_report(native, "stranger").seen is None
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"loads": 3}', b'{"loads": [{"num_running_reqs": "x"}]}', b"<html>"])
