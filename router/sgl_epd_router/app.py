@@ -30,7 +30,7 @@ from sgl_epd_router.health_api import HealthApi
 from sgl_epd_router.info import Info
 from sgl_epd_router.leg_spans import LegSpans
 from sgl_epd_router.metrics import RouterMetrics
-from sgl_epd_router.metrics_api import MetricsApi, start_metrics_server
+from sgl_epd_router.metrics_api import metrics_api, start_metrics_server
 from sgl_epd_router.proxy import Proxy
 from sgl_epd_router.ratelimit import RateLimitConfig, RateLimiter
 from sgl_epd_router.registry import Registry
@@ -115,7 +115,7 @@ def make_routes(context: RouterContext, attachment: Attachment) -> list[Route]:
         *HealthApi(context).routes(),
         *AbortApi(attachment.control).routes(),
         *make_admin(context, attachment.control).routes(),
-        *MetricsApi(context, attachment).routes(),
+        *metrics_api(context, attachment).routes(),
     ]
 
 
@@ -186,7 +186,7 @@ async def serve(config: RouterConfig) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
-    metrics = await start_metrics_server(config, MetricsApi(app.context, app.attachment).routes())
+    metrics = await start_metrics_server(config, metrics_api(app.context, app.attachment))
     await app.start()
     await stop.wait()
     await app.stop()

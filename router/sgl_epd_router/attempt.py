@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sgl_epd.errors import DeadlineError, UnavailableError, UpstreamError
+from sgl_epd.errors import ConnectError, DeadlineError, UnavailableError, UpstreamError
 from sgl_epd.net.headers import RawHeaders, encode_headers
 from sgl_epd_router import verdict as verdicts
 from sgl_epd_router.context import RouterContext
@@ -52,7 +52,11 @@ class Attempt:
             needs_prefill_answer=outgoing.prompt_logprobs,
             prelude=outgoing.prelude,
         )
-        self._send()
+        try:
+            self._send()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def legs(self) -> list[Leg]:
@@ -140,7 +144,7 @@ class Attempt:
         for leg in self.legs:
             if leg.lease.done:
                 continue
-            if not leg.ended and (leg.status or leg.error is None or leg.verdict is None or leg.verdict.died):
+            if not leg.ended and not isinstance(leg.error, ConnectError):
                 self._abort(leg, "cleanup")
             leg.finish(_outcome(leg))
 
@@ -150,15 +154,19 @@ class Attempt:
             self.main = self._leg(outgoing.role or Role.REGULAR, exclude)
             return
         try:
-            self.prefill = self._leg(Role.PREFILL, exclude)
-            self.main = self._leg(Role.DECODE, exclude)
+            self.prefill, self.main = self._pair(exclude)
         except UnavailableError:
-            if self.prefill is not None:
-                self.prefill.finish(Outcome.CANCELLED)
-                self.prefill = None
             if not context.registry.in_role(Role.REGULAR):
                 raise
             self.main = self._leg(Role.REGULAR, exclude)
+
+    def _pair(self, exclude: frozenset[str]) -> tuple[Leg, Leg]:
+        prefill = self._leg(Role.PREFILL, exclude)
+        try:
+            return prefill, self._leg(Role.DECODE, exclude)
+        except BaseException:
+            prefill.finish(Outcome.CANCELLED)
+            raise
 
     def _leg(self, role: Role, exclude: frozenset[str]) -> Leg:
         clock, registry = self._context.clock, self._context.registry

@@ -13,7 +13,8 @@ from typing import Protocol
 import msgspec
 
 from sgl_epd.errors import TransportError
-from sgl_epd.net.client import Call, HttpClient
+from sgl_epd.net.call import Call
+from sgl_epd.net.client import HttpClient
 from sgl_epd.net.headers import RawHeaders
 from sgl_epd_router.worker import Worker
 

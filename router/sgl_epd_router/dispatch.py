@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from sgl_epd.errors import BadRequestError
-from sgl_epd.net.client import Buffer
+from sgl_epd.net.call import Buffer
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.headers import encode_headers
 from sgl_epd_router.admit import limit_rate, take_place
@@ -42,40 +43,67 @@ class Dispatcher:
         """Answer `exchange`. Raises a `RequestError` when the request is refused or no worker can be asked."""
         context = self._context
         limit_rate(context, exchange)
-        scan = self.scan(exchange, api)
-        ticket = await take_place(context, exchange, bytes(scan.peek.priority))
+        job = self.prepare(exchange, api)
+        ticket = await take_place(context, exchange, job.priority)
+        context.retrier.on_request()
         try:
-            await self._serve(exchange, api, scan)
+            with self._listed(job):
+                await (self._serve_one if job.samples == 1 else self._serve_samples)(exchange, job)
+        except RejectedError as rejected:
+            # The worker's own words, unchanged.
+            verdict = rejected.verdict
+            exchange.respond(verdict.status, verdict.body, returned_headers(verdict.headers))
         finally:
             context.gate.leave(ticket)
 
-    async def _serve(self, exchange: Exchange, api: GenerationApi, scan: Scan) -> None:
-        context = self._context
-        context.retrier.on_request()
-        samples = api.samples(scan.peek) if context.staged else 1
-        outgoing = self.outgoing(exchange, api, scan)
-        if samples > 1:
-            await self._serve_samples(exchange, api, scan, outgoing, samples)
-            return
-        generation = Generation(context, outgoing)
-        with self._listed(outgoing.public_ids, [generation]):
-            try:
-                attempt = await generation.begin()
-                self._observe_ttft(exchange, attempt)
-                self.settled(outgoing, attempt)
-                await answer(exchange, attempt, _changes(api, generation, attempt), api.error_event)
-            except RejectedError as rejected:
-                respond_verdict(exchange, rejected.verdict)
-            finally:
-                generation.close()
+    async def _serve_one(self, exchange: Exchange, job: Job) -> None:
+        generation = job.generations[0]
+        try:
+            attempt = await generation.begin()
+            job.outgoing.release()
+            self._observe_ttft(exchange, attempt)
+            self.settled(job, attempt)
+            changes = Changes(generation.rewriter(), logprob_merger(job.api, attempt))
+            await answer(exchange, attempt, changes, job.api.error_event)
+        finally:
+            generation.close()
+
+    async def _serve_samples(self, exchange: Exchange, job: Job) -> None:
+        fan_out = FanOut(job.generations, job.api.sample_merger(job.samples, job.names[0]))
+        try:
+            attempts = await fan_out.begin()
+            job.outgoing.release()
+            self._observe_ttft(exchange, attempts[0])
+            await answer_samples(exchange, fan_out, attempts, job.api)
+        finally:
+            await fan_out.close()
 
     def _observe_ttft(self, exchange: Exchange, attempt: Attempt) -> None:
         if attempt.streamed:
             context = self._context
             context.metrics.ttft.observe(context.clock() - exchange.received_at, exchange.path)
 
-    def scan(self, exchange: Exchange, api: GenerationApi) -> Scan:
-        """Read the body once; refuse what no worker shall be bothered with."""
+    def prepare(self, exchange: Exchange, api: GenerationApi) -> Job:
+        """Read the body once, and refuse what no worker shall be bothered with.
+
+        Nothing of the body stays behind but in `Outgoing`, which lets go of it when the answer begins: images of
+        megabytes must not be kept for as long as answers stream.
+        """
+        scan = self._scan(exchange, api)
+        outgoing = self.outgoing(exchange, api, scan)
+        exchange.body = b""
+        own_ids = string_list(getattr(scan.peek, api.id_field))
+        samples = api.samples(scan.peek) if self._context.staged else 1
+        if samples > MAX_SAMPLES:
+            raise BadRequestError(f"n is {samples}, at most {MAX_SAMPLES} samples can be asked for", param="n")
+        if samples > 1:
+            outgoing.body = api.single_body(outgoing.body, scan.peek)
+            outgoing.public_ids = ()
+        generations = [Generation(self._context, outgoing) for _ in range(samples)]
+        names = own_ids or ((outgoing.id_prefix + new_rid(),) if samples > 1 else ())
+        return Job(api, outgoing, generations, names, bytes(scan.peek.priority))
+
+    def _scan(self, exchange: Exchange, api: GenerationApi) -> Scan:
         value = exchange.header(ROUTING_KEY_HEADER)
         scan = api.scanner.scan(exchange.body, value.decode("latin-1") if value else None)
         if scan is None:
@@ -89,8 +117,8 @@ class Dispatcher:
     def outgoing(self, exchange: Exchange, api: GenerationApi, scan: Scan) -> Outgoing:
         found = scan.peek
         body: Buffer = exchange.body
-        client_id: msgspec.Raw = getattr(found, api.id_field)
-        if client_id or found.bootstrap_host or found.bootstrap_port or found.bootstrap_room:
+        own_id: msgspec.Raw = getattr(found, api.id_field)
+        if own_id or found.bootstrap_host or found.bootstrap_port or found.bootstrap_room:
             body = without_fields(body, (api.id_field, *BOOTSTRAP_FIELDS))
         return Outgoing(
             method=exchange.method,
@@ -103,49 +131,51 @@ class Dispatcher:
             batch=scan.batch,
             id_field=api.id_field,
             id_prefix=api.id_prefix,
-            public_ids=string_list(client_id),
+            public_ids=public_ids(string_list(own_id), scan.batch),
             prompt_logprobs=api.wants_prompt_logprobs(found),
             names_worker=api.names_worker,
             prelude=api.prelude,
             end_marks=api.end_marks,
         )
 
-    def settled(self, outgoing: Outgoing, attempt: Attempt) -> None:
+    def settled(self, job: Job, attempt: Attempt) -> None:
         """An attempt works, and its answer is about to go to the client."""
 
-    async def _serve_samples(
-        self, exchange: Exchange, api: GenerationApi, scan: Scan, outgoing: Outgoing, samples: int
-    ) -> None:
-        if samples > MAX_SAMPLES:
-            raise BadRequestError(f"n is {samples}, at most {MAX_SAMPLES} samples can be asked for", param="n")
-        public_ids = outgoing.public_ids or (outgoing.id_prefix + new_rid(),)
-        outgoing.body = api.single_body(outgoing.body, scan.peek)
-        outgoing.public_ids = ()
-        generations = [Generation(self._context, outgoing) for _ in range(samples)]
-        fan_out = FanOut(generations, api.sample_merger(samples, public_ids[0]))
-        with self._listed(public_ids, generations):
-            try:
-                attempts = await fan_out.begin()
-                self._observe_ttft(exchange, attempts[0])
-                await answer_samples(exchange, fan_out, attempts, api)
-            except RejectedError as rejected:
-                respond_verdict(exchange, rejected.verdict)
-            finally:
-                await fan_out.close()
-
     @contextlib.contextmanager
-    def _listed(self, public_ids: Sequence[str], generations: Sequence[Generation]) -> Iterator[None]:
-        """Makes the generations findable for `/abort_request` while they run."""
+    def _listed(self, job: Job) -> Iterator[None]:
+        """Makes the generations findable for `/abort_request` while they run, by the ids that the client knows."""
         requests = self._context.requests
-        for public_id in public_ids:
-            for generation in generations:
-                requests.add(public_id, generation)
+        pairs = [(name, generation) for name in job.names for generation in job.generations]
+        for name, generation in pairs:
+            requests.add(name, generation)
         try:
             yield
         finally:
-            for public_id in public_ids:
-                for generation in generations:
-                    requests.discard(public_id, generation)
+            for name, generation in pairs:
+                requests.discard(name, generation)
+
+
+@dataclasses.dataclass(slots=True)
+class Job:
+    """One client request, ready to run."""
+
+    api: GenerationApi
+    outgoing: Outgoing
+    generations: list[Generation]
+    names: tuple[str, ...]
+    """Ids by which the client may abort it, besides those of the attempts: its own, or that of a merged answer."""
+    priority: bytes
+
+    @property
+    def samples(self) -> int:
+        return len(self.generations)
+
+
+def public_ids(own_ids: tuple[str, ...], batch: int | None) -> tuple[str, ...]:
+    """The ids that a client with ids of its own expects in the answers; of one id for a batch SGLang makes several."""
+    if batch is not None and len(own_ids) == 1 and batch > 1:
+        return tuple([f"{own_ids[0]}_{i}" for i in range(batch)])
+    return own_ids
 
 
 class Changes:
@@ -166,10 +196,6 @@ class Changes:
         if self._logprobs is not None:
             events = self._logprobs.events(events)
         return self._ids(events) if self._ids is not None else events
-
-
-def _changes(api: GenerationApi, generation: Generation, attempt: Attempt) -> Changes:
-    return Changes(generation.rewriter(), logprob_merger(api, attempt))
 
 
 def logprob_merger(api: GenerationApi, attempt: Attempt) -> LogprobMerger | None:
@@ -220,8 +246,3 @@ async def answer_samples(exchange: Exchange, fan_out: FanOut, attempts: Sequence
     finally:
         reader.cancel()
     exchange.end()
-
-
-def respond_verdict(exchange: Exchange, verdict: Verdict) -> None:
-    """The answer to a request that failed: the worker's own words, unchanged."""
-    exchange.respond(verdict.status, verdict.body, returned_headers(verdict.headers))

@@ -155,7 +155,7 @@ class Judge:
             return self._await_prefill(d, now)
         if p is not None and p.ok:
             return None
-        return self._await_other(p or d or OK, now)
+        return self._await_other(main if p is None else prefill, now)
 
     def _await_prefill(self, ok: Verdict, now: float) -> Verdict | None:
         if self._needs_prefill_answer:
@@ -163,11 +163,13 @@ class Judge:
         self._grace_at = min(self._grace_at, now + PREFILL_GRACE_S)
         return ok if now >= self._grace_at else None
 
-    def _await_other(self, failure: Verdict, now: float) -> Verdict | None:
-        if failure.outcome is Outcome.CLIENT_ERROR or failure.died:
-            return failure
+    def _await_other(self, failed: LegView, now: float) -> Verdict | None:
+        """`failed` is the only leg that has ended. A lost worker or a client's error needs no second opinion."""
+        verdict = failed.verdict
+        if verdict is None or verdict.outcome is Outcome.CLIENT_ERROR or failed.error is not None:
+            return verdict
         self._blame_at = min(self._blame_at, now + BLAME_S)
-        return failure if now >= self._blame_at else None
+        return verdict if now >= self._blame_at else None
 
     def _judge_time(self, now: float) -> Verdict | None:
         if self.abort_requested_at is not None and now >= self.abort_requested_at + ABORT_GRACE_S:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from sgl_epd.errors import TransportError
-from sgl_epd.net.client import Call
+from sgl_epd.net.call import Call
 from sgl_epd.net.headers import RawHeaders, get_header
 from sgl_epd_router.lease import Lease
 from sgl_epd_router.verdict import Verdict

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sgl_epd.net.client import Buffer
+from sgl_epd.net.call import Buffer
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.headers import HOP_BY_HOP, RawHeaders, connection_options, encode_headers
 from sgl_epd_router.body import splice
@@ -73,6 +73,11 @@ class Outgoing:
     """Beginnings of events that a worker sends before it has done anything."""
     end_marks: tuple[bytes, ...] = (b"data: [DONE]",)
     """One of them stands in the last piece of a whole stream; none: any end will do."""
+
+    def release(self) -> None:
+        """It will not be sent again: do not hold an image of megabytes for as long as the answer streams."""
+        self.body = b""
+        self.key = EMPTY_KEY
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.headers import encode_headers
 from sgl_epd_router.admit import limit_rate, take_place
 from sgl_epd_router.context import RouterContext
-from sgl_epd_router.dispatch import respond_verdict
 from sgl_epd_router.generation import Generation, RejectedError
 from sgl_epd_router.outgoing import Outgoing, forwarded_headers, returned_headers
 from sgl_epd_router.routes import Handler, Route
@@ -70,6 +69,7 @@ class Proxy:
             attempt = await generation.begin()
             exchange.respond(attempt.status, attempt.body, returned_headers(attempt.headers))
         except RejectedError as rejected:
-            respond_verdict(exchange, rejected.verdict)
+            verdict = rejected.verdict
+            exchange.respond(verdict.status, verdict.body, returned_headers(verdict.headers))
         finally:
             generation.close()

@@ -16,7 +16,7 @@ from sgl_epd_router.attempt import Attempt
 from sgl_epd_router.body import raw_text
 from sgl_epd_router.cancel import worker_headers
 from sgl_epd_router.context import RouterContext
-from sgl_epd_router.dispatch import Dispatcher
+from sgl_epd_router.dispatch import Dispatcher, Job
 from sgl_epd_router.outgoing import IdRewriter, Outgoing, returned_headers
 from sgl_epd_router.rooms import RID_LENGTH, worker_mark
 from sgl_epd_router.routes import Route
@@ -75,8 +75,8 @@ class ResponsesApi(Dispatcher):
             outgoing.only = self._holder_of(raw_text(scan.peek.previous_response_id))
         return outgoing
 
-    def settled(self, outgoing: Outgoing, attempt: Attempt) -> None:
-        for public_id in outgoing.public_ids:
+    def settled(self, job: Job, attempt: Attempt) -> None:
+        for public_id in job.outgoing.public_ids:
             self._aliases[public_id] = attempt.ids.rids[0]
             if len(self._aliases) > _MAX_ALIASES:
                 self._aliases.popitem(last=False)

@@ -9,32 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from sgl_epd.errors import ConnectError, TransportError
+from sgl_epd.net.call import Buffer, Call, Sink
 from sgl_epd.net.client_connection import ClientConnection
 from sgl_epd.net.headers import RawHeaders, encode_headers
-
-Buffer = bytes | bytearray | memoryview
-
-STALE_AFTER_S = 1.0
-"""Idle time from which on a server may have given up a connection; servers wait for seconds (uvicorn: five)."""
-
-
-class Sink(Protocol):
-    """Receives one answer. After `on_end` or `on_error` nothing more comes; after `Call.cancel` nothing at all."""
-
-    def on_head(self, status: int, headers: RawHeaders) -> None: ...
-
-    def on_data(self, data: bytes) -> None: ...
-
-    def on_end(self) -> None: ...
-
-    def on_error(self, error: TransportError) -> None: ...
+from sgl_epd.net.origin import Origin
 
 
 @dataclass(frozen=True)
@@ -53,102 +36,6 @@ class Response:
     status: int
     headers: RawHeaders
     body: bytes
-
-
-class Origin:
-    """Scheme, host and port of a server, with its idle connections (the freshest on the right).
-
-    `path` is what stands before every target when the server lives below a prefix, else empty.
-    """
-
-    __slots__ = ("host", "host_header", "idle", "path", "port", "scheme", "url")
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not an http:// or https:// URL")
-        self.scheme = parts.scheme
-        self.host = parts.hostname
-        self.port = parts.port or (443 if self.scheme == "https" else 80)
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        self.host_header = f"{host}:{self.port}".encode("ascii")
-        self.path = parts.path.rstrip("/")
-        self.url = f"{self.scheme}://{host}:{self.port}{self.path}"
-        self.idle: deque[ClientConnection] = deque()
-
-
-class Call:
-    """A request that has been sent, or waits for its connection."""
-
-    __slots__ = ("_connect_task", "_parts", "client", "connection", "done", "origin", "sink")
-
-    def __init__(self, client: HttpClient, origin: Origin, parts: list[Buffer], sink: Sink) -> None:
-        self.client = client
-        self.origin = origin
-        self.sink = sink
-        self.connection: ClientConnection | None = None
-        self.done = False
-        self._parts: list[Buffer] = parts
-        self._connect_task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        connection = self.client.take_idle(self.origin)
-        if connection is None:
-            self._connect_task = self.client.spawn(self._connect())
-        else:
-            self._run_on(connection)
-
-    def cancel(self) -> None:
-        """Give up: the connection is closed at once, unless the answer is complete."""
-        if self.done:
-            return
-        self.done = True
-        if self._connect_task is not None:
-            self._connect_task.cancel()
-        if self.connection is not None:
-            self.connection.abort()
-
-    def pause_reading(self) -> None:
-        if self.connection is not None:
-            self.connection.set_reading(False)
-
-    def resume_reading(self) -> None:
-        if self.connection is not None:
-            self.connection.set_reading(True)
-
-    def finished(self, error: TransportError | None, untouched: bool) -> None:
-        """Called by the connection at the end. `untouched`: not one byte of an answer has arrived.
-
-        A connection that dies untouched after some idle time was closed by the server while it was idle: the request is
-        sent once more, on a new connection. One that was in use a moment ago died because of something else, and the
-        server may have acted on the request; then it is for the caller to decide.
-        """
-        if self.done:
-            return
-        connection, self.connection = self.connection, None
-        if error is not None and untouched and connection is not None and connection.idle_s >= STALE_AFTER_S:
-            self._connect_task = self.client.spawn(self._connect())
-            return
-        self.done = True
-        self._parts = []
-        if error is None:
-            self.sink.on_end()
-        else:
-            self.sink.on_error(error)
-
-    async def _connect(self) -> None:
-        try:
-            connection = await self.client.connect(self.origin)
-        except ConnectError as error:
-            self._connect_task = None
-            self.finished(error, untouched=False)
-            return
-        self._connect_task = None
-        self._run_on(connection)
-
-    def _run_on(self, connection: ClientConnection) -> None:
-        self.connection = connection
-        connection.run(self, self._parts)
 
 
 class HttpClient:
@@ -277,8 +164,8 @@ class HttpClient:
             raise ConnectError(f"cannot connect to {origin.url}: {error}") from error
         return connection
 
-    def spawn(self, coroutine: object) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+    def spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

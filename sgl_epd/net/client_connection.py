@@ -13,7 +13,9 @@ from sgl_epd.errors import DisconnectedError, PeerProtocolError, TransportError
 from sgl_epd.net.headers import RawHeaders, get_header
 
 if TYPE_CHECKING:
-    from sgl_epd.net.client import Buffer, Call, HttpClient, Origin
+    from sgl_epd.net.call import Buffer, Call
+    from sgl_epd.net.client import HttpClient
+    from sgl_epd.net.origin import Origin
 
 _MAX_HEAD_BYTES = 256 * 1024
 
@@ -136,7 +138,7 @@ class ClientConnection(asyncio.Protocol):
             and get_header(self._headers, b"transfer-encoding") is None
         )
         if self._call is not None:
-            self._call.sink.on_head(status, self._headers)
+            self._call.on_head(status, self._headers)
 
     def on_body(self, data: bytes) -> None:
         if self._call is not None:

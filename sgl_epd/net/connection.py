@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from sgl_epd.errors import RequestError, RequestTimeoutError
 from sgl_epd.net.chunked import ChunkedBody
 from sgl_epd.net.exchange import Exchange
+from sgl_epd.net.pending import PendingBytes
 from sgl_epd.net.replies import respond_error
 from sgl_epd.net.request_head import CHUNKED, RequestHead
 
@@ -56,10 +57,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._deadline = loop.time() + server.limits.head_timeout_s
         self._drained: asyncio.Future[None] | None = None
         self._reading_paused = False
-        # Received bytes that are not consumed yet, from `_at` on; the first `_scanned` of them hold no end of a head.
-        self._pending = b""
-        self._at = 0
-        self._scanned = 0
+        self._pending = PendingBytes()
         # A body of known length: the kernel writes behind `_filled`.
         self._body = memoryview(b"")
         self._filled = 0
@@ -145,7 +143,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def check_deadline(self, now: float) -> None:
         if now < self._deadline:
             return
-        idle = self._state is State.HEAD and self._at == len(self._pending)
+        idle = self._state is State.HEAD and not self._pending
         if self.write_paused or idle or self._state is State.REFUSED:
             self._deadline = _NEVER
             self.abort()
@@ -166,7 +164,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._state = State.HEAD
             self._deadline = self._loop.time() + self._limits.idle_timeout_s
             self._set_reading(True)
-            if self._at < len(self._pending):
+            if self._pending:
                 # From a fresh stack: a pipelining client must not make us recurse.
                 self._loop.call_soon(self._next_pipelined)
 
@@ -174,41 +172,29 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _feed(self, data: memoryview) -> None:
         if self._state is State.HEAD:
-            if self._at == len(self._pending):
+            if not self._pending:
                 self._deadline = self._loop.time() + self._limits.head_timeout_s
-            self._append(data)
+            self._pending.append(data)
             self._read_head()
         elif self._state is State.CHUNKED:
             self._feed_chunked(data)
         elif self._state is State.BUSY:
-            self._append(data)
-            if len(self._pending) - self._at > _PIPELINE_LIMIT:
+            self._pending.append(data)
+            if len(self._pending) > _PIPELINE_LIMIT:
                 self._set_reading(False)
-
-    def _append(self, data: memoryview) -> None:
-        rest = self._pending[self._at :]
-        self._pending = rest + data if rest else bytes(data)
-        self._at = 0
 
     def _next_pipelined(self) -> None:
         if self._state is State.HEAD and self.connected:
             self._read_head()
 
     def _read_head(self) -> None:
-        """Consume one head from `_pending` if it is complete."""
-        data, start = self._pending, self._at
-        while data.startswith(b"\r\n", start):  # empty lines before a request are to be ignored (RFC 9112, 2.2)
-            start += 2
-        end = data.find(b"\r\n\r\n", max(start, self._at + self._scanned - 3))
-        size = (len(data) if end < 0 else end + 4) - start
+        """Start a request if its head is complete."""
+        head = self._pending.take_head()
+        size = len(self._pending if head is None else head)
         if size > self._limits.max_head_bytes:
             self._refuse(HeaderFieldsTooLargeError(f"the head is larger than {self._limits.max_head_bytes} bytes"))
-        elif end < 0:
-            self._scanned = len(data) - self._at
-        else:
-            self._scanned = 0
-            self._at = end + 4
-            self._start_request(data[start : end + 4])
+        elif head is not None:
+            self._start_request(head)
 
     def _start_request(self, data: bytes) -> None:
         try:
@@ -228,15 +214,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._start_body(exchange, head.body_length)
 
     def _start_body(self, exchange: Exchange, length: int) -> None:
-        have = len(self._pending) - self._at
+        have = len(self._pending)
         if 0 <= length <= have:
-            exchange.body = self._consume(length)
+            exchange.body = self._pending.take(length)
             self._run_handler()
             return
         if not have and (exchange.header(b"expect") or b"").lower() == b"100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._deadline = self._loop.time() + self._limits.body_stall_timeout_s
-        first = self._consume(have)
+        first = self._pending.take(have)
         if length == CHUNKED:
             self._state = State.CHUNKED
             self._chunked = ChunkedBody()
@@ -249,11 +235,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         exchange.body = buffer
         self._body = memoryview(buffer)
         self._filled = have
-
-    def _consume(self, length: int) -> bytes:
-        data = self._pending[self._at : self._at + length]
-        self._at += length
-        return data
 
     def _feed_chunked(self, data: memoryview | bytes) -> None:
         self._deadline = self._loop.time() + self._limits.body_stall_timeout_s
@@ -283,10 +264,10 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _refuse_politely(self, error: RequestError, exchange: Exchange, length: int) -> None:
         """Where the whole body is there already, it is skipped and the connection goes on."""
-        if not 0 <= length <= len(self._pending) - self._at:
+        if not 0 <= length <= len(self._pending):
             self._refuse(error)
             return
-        self._at += length
+        self._pending.take(length)
         self._state = State.BUSY
         respond_error(exchange, error)
 
@@ -297,7 +278,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._state = State.REFUSED
         self._body = memoryview(b"")
         self._chunked = None
-        self._pending, self._at = b"", 0
+        self._pending.clear()
         respond_error(exchange, error)
 
     def _linger(self, transport: asyncio.Transport) -> None:

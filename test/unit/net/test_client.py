@@ -10,9 +10,10 @@ import pytest
 from sockets import HOST, client, echo, ok, read_request, scripted, served
 
 from sgl_epd.errors import ConnectError, DisconnectedError, PeerProtocolError, TransportError
-from sgl_epd.net.client import HttpClient, Origin
+from sgl_epd.net.client import HttpClient
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.headers import RawHeaders
+from sgl_epd.net.origin import Origin
 
 
 class Recorder:
@@ -180,7 +181,7 @@ async def test_connecting_is_bounded() -> None:
 
 
 async def test_a_connection_that_died_while_idle_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sgl_epd.net.client.STALE_AFTER_S", 0.05)
+    monkeypatch.setattr("sgl_epd.net.call.STALE_AFTER_S", 0.05)
     seen: list[bytes] = []
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
