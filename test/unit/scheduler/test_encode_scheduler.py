@@ -193,9 +193,9 @@ def test_a_full_queue_refuses_whole_requests_and_says_when_to_come_back() -> Non
 
 def test_joined_items_are_taken_however_full_the_queue_is() -> None:
     queue = scheduler(max_encode_waiting_items=1)
-    queue.submit("1", [work("a")], now=0.0)
+    queue.submit("1", [work("a"), work("b")], now=0.0)
     queue.submit("2", [work("a")], now=0.0)
-    assert len(queue.waiting) == 1
+    assert len(queue.waiting) == 2
 
 
 def test_patches_bound_the_queue_too_but_an_empty_one_takes_anything() -> None:
