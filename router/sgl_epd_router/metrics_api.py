@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from sgl_epd.errors import ConfigError
 from sgl_epd.net.exchange import Exchange
@@ -18,27 +19,33 @@ DEFAULT_PORT = 29000
 
 
 class MetricsApi:
-    """The answer is the same in every router process: the sum over all of them, and the state of the pools."""
+    """`text` makes the answer: the sum over all router processes, and the state of the pools."""
 
-    def __init__(self, context: RouterContext, attachment: Attachment) -> None:
-        self._context = context
-        self._attachment = attachment
+    def __init__(self, text: Callable[[], Awaitable[bytes]]) -> None:
+        self._text = text
 
     def routes(self) -> list[Route]:
         return [Route("/metrics", {"GET": self.metrics}, Access.OPEN)]
 
     async def metrics(self, exchange: Exchange) -> None:
-        context = self._context
-        snapshots = await self._attachment.gather()
-        text = render(context.metrics, snapshots, context.registry, context.gate.queue, context.clock())
-        exchange.respond(200, text, [(b"content-type", CONTENT_TYPE)])
+        exchange.respond(200, await self._text(), [(b"content-type", CONTENT_TYPE)])
 
 
-async def start_metrics_server(config: RouterConfig, routes: list[Route]) -> HttpServer | None:
+def metrics_api(context: RouterContext, attachment: Attachment) -> MetricsApi:
+    """For a process that serves requests."""
+
+    async def text() -> bytes:
+        snapshots = await attachment.gather()
+        return render(context.metrics, snapshots, context.registry, context.gate.queue, context.clock())
+
+    return MetricsApi(text)
+
+
+async def start_metrics_server(config: RouterConfig, api: MetricsApi) -> HttpServer | None:
     """The second port. A default port that is taken is no reason not to start; one that was asked for is."""
     if config.prometheus_port == 0:
         return None
-    table = RouteTable(routes)
+    table = RouteTable(api.routes())
 
     async def handle(exchange: Exchange) -> None:
         await table.handler(table.find(exchange.path), exchange.method)(exchange)

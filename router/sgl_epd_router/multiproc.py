@@ -21,11 +21,14 @@ from typing import Any
 
 from sgl_epd.errors import ConfigError, RequestError
 from sgl_epd.net.client import ClientLimits, HttpClient
+from sgl_epd_router.admission import AdmissionConfig, AdmissionQueue
 from sgl_epd_router.args import RouterConfig
 from sgl_epd_router.build import add_named_workers, build_registry
 from sgl_epd_router.child_process import ChildProcess
 from sgl_epd_router.commands import AbortRequests, Command, DrainRouter, execute
 from sgl_epd_router.counters import CounterBoard
+from sgl_epd_router.metrics import RouterMetrics, render
+from sgl_epd_router.metrics_api import MetricsApi, start_metrics_server
 from sgl_epd_router.mirror import apply_outcomes, pool_state
 from sgl_epd_router.scrape import Scraper
 from sgl_epd_router.tls import client_context
@@ -69,6 +72,7 @@ class ControlProcess:
         """Serve until `stop` is set, then drain. Returns the exit code."""
         self.registry.on_change.append(self._state_changed)
         await self._upkeep.start()
+        metrics = await start_metrics_server(self.config, MetricsApi(self._metrics_text))
         running = [asyncio.create_task(child.run()) for child in self.children]
         ticking = asyncio.create_task(self._tick())
         stopped = asyncio.create_task(stop.wait())
@@ -79,8 +83,16 @@ class ControlProcess:
         for task in (ticking, stopped, ready):
             task.cancel()
         await asyncio.gather(ticking, stopped, ready, return_exceptions=True)
+        if metrics is not None:
+            await metrics.close()
         await self._close()
         return 1 if failed else 0
+
+    async def _metrics_text(self) -> bytes:
+        snapshots = await self._scraper.gather()
+        queue = AdmissionQueue(AdmissionConfig(), self.board)
+        buckets = self.config.prometheus_duration_buckets
+        return render(RouterMetrics(buckets), snapshots, self.registry, queue, self._loop.time())
 
     async def _announce(self) -> None:
         await asyncio.gather(*(child.ready.wait() for child in self.children))

@@ -10,7 +10,7 @@ from fakes import Status
 from http_client import request
 
 from sgl_epd_router.leg_spans import LegSpans
-from sgl_epd_router.metrics_api import MetricsApi, start_metrics_server
+from sgl_epd_router.metrics_api import metrics_api, start_metrics_server
 from sgl_epd_router.tracing import OtelTracer
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -78,7 +78,7 @@ async def test_refusals_are_counted_by_their_reason() -> None:
 async def test_the_metrics_port_serves_metrics_and_nothing_else() -> None:
     async with cluster(regular=1) as c:
         config = make_config("--prometheus-host", "127.0.0.1", "--prometheus-port", "22299")
-        server = await start_metrics_server(config, MetricsApi(c.app.context, c.app.attachment).routes())
+        server = await start_metrics_server(config, metrics_api(c.app.context, c.app.attachment))
         assert server is not None
         await c.chat()
         reply = await request("http://127.0.0.1:22299", "GET", "/metrics")

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from cluster import chat
 from fakes import FakeWorker, Gate, Hang, KvFabric
-from http_client import Link
+from http_client import Link, request
 from router_process import RouterProcess, router_process
 
 FLAGS = ("--health-check-interval-secs", "0.2", "--shutdown-grace-period-secs", "10")
@@ -32,16 +32,21 @@ async def two_processes(*flags: str, regular: int = 2) -> AsyncIterator[tuple[Ro
             await worker.stop()
 
 
-async def pids(router: RouterProcess, links: int = 24) -> list[int]:
-    """Which process serves each of so many connections."""
+async def owners(router: RouterProcess, links: int = 24) -> list[int]:
+    """The process that has accepted each of so many connections."""
     opened = [await Link.open(router.url) for _ in range(links)]
-    owners = []
-    for child in router.children():
-        ports = {c.raddr.port for c in child.net_connections("tcp") if c.status == "ESTABLISHED" and c.raddr}
-        owners += [child.pid for link in opened if link.writer.get_extra_info("sockname")[1] in ports]
+    ports = [link.writer.get_extra_info("sockname")[1] for link in opened]
+    found: dict[int, int] = {}
+    async with asyncio.timeout(10):
+        while len(found) < links:
+            for child in router.children():
+                found |= {
+                    c.raddr.port: child.pid for c in child.net_connections("tcp") if c.raddr and c.raddr.port in ports
+                }
+            await asyncio.sleep(0.02)
     for link in opened:
         await link.close()
-    return owners
+    return list(found.values())
 
 
 def metric(text: bytes, name: str) -> float:
@@ -52,8 +57,7 @@ def metric(text: bytes, name: str) -> float:
 
 async def test_both_processes_serve_and_every_view_is_the_same() -> None:
     async with two_processes() as (router, workers):
-        await asyncio.sleep(0.2)
-        assert len(set(await pids(router))) == 2
+        assert len(set(await owners(router))) == 2
         replies = await asyncio.gather(
             *(router.request("POST", "/v1/chat/completions", chat(f"question {n}")) for n in range(60))
         )
@@ -64,6 +68,14 @@ async def test_both_processes_serve_and_every_view_is_the_same() -> None:
             assert metric(text, "worker_requests_total") == 60
             assert metric(text, "worker_inflight") == 0
         assert sum(len(worker.requests) for worker in workers) == 60
+
+
+async def test_the_metrics_port_shows_the_same_sum() -> None:
+    async with two_processes("--prometheus-host", "127.0.0.1", "--prometheus-port", "22298") as (router, _):
+        for number in range(10):
+            await router.request("POST", "/v1/chat/completions", chat(f"q{number}"))
+        reply = await request("http://127.0.0.1:22298", "GET", "/metrics")
+        assert metric(reply.body, 'requests_total{route="/v1/chat/completions"') == 10
 
 
 async def test_the_load_in_one_process_is_seen_by_the_other() -> None:
@@ -138,12 +150,13 @@ async def test_a_killed_process_is_replaced_and_its_load_forgotten() -> None:
         victim.send_signal(signal.SIGKILL)
         await router.logged(b"ended with code -9, starting it again")
         await router.logged(b"router process 0 is ready", 30.0)
-        while sum(len(worker.live) for worker in workers) == 20:
-            await asyncio.sleep(0.01)
-        alive = sum(len(worker.live) for worker in workers)
-        text = (await router.request("GET", "/metrics")).body
-        assert metric(text, "worker_inflight") == alive < 20
-        assert metric(text, "requests_running") == alive
+        async with asyncio.timeout(10):
+            while True:
+                text = (await router.request("GET", "/metrics")).body
+                alive = sum(len(worker.live) for worker in workers)
+                if alive < 20 and metric(text, "worker_inflight") == metric(text, "requests_running") == alive:
+                    break
+                await asyncio.sleep(0.02)
         for link in opened:
             await link.close()
         replies = [await router.request("POST", "/v1/chat/completions", chat(f"later {n}")) for n in range(20)]
