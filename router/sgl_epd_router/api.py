@@ -92,12 +92,14 @@ class Api:
 
     def _name_request(self, exchange: Exchange) -> None:
         """The client's id for the request, or one of ours, goes to the workers and back to the client."""
-        found = next((v for name in self._id_headers if (v := exchange.header(name))), None)
-        if found is None or len(found) > _MAX_ID_LENGTH:
+        name, found = next(((n, v) for n in self._id_headers if (v := exchange.header(n))), (REQUEST_ID_HEADER, b""))
+        if not found or len(found) > _MAX_ID_LENGTH:
             found = os.urandom(12).hex().encode()
         if exchange.header(REQUEST_ID_HEADER) is None:
             exchange.headers.append((REQUEST_ID_HEADER, found))
         exchange.reply_headers.append((REQUEST_ID_HEADER, found))
+        if name != REQUEST_ID_HEADER:
+            exchange.reply_headers.append((name, found))
 
     def _cors(self, exchange: Exchange) -> bool:
         """Allow a browser page of a listed origin; returns whether the origin is listed."""

@@ -148,9 +148,10 @@ class Judge:
         if p is None and d is None:
             return None
         if p is not None and d is not None:
-            if p.ok or d.ok:
-                return d if p.ok else p
-            return d if d.outcome is Outcome.CLIENT_ERROR else p
+            # Decode can only answer once it has the KV: a prefill worker that is lost after that does no harm.
+            if p.ok or (d.ok and prefill.error is not None):
+                return d
+            return p if d.ok or d.outcome is not Outcome.CLIENT_ERROR else d
         if d is not None and d.ok:
             return self._await_prefill(d, now)
         if p is not None and p.ok:

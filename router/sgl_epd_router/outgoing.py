@@ -15,7 +15,11 @@ from sgl_epd_router.rooms import new_rid, new_room, worker_mark
 from sgl_epd_router.route_key import EMPTY_KEY, RouteKey
 from sgl_epd_router.worker import Role, Worker
 
-_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"authorization"}
+_NOT_FORWARDED = HOP_BY_HOP | {
+    *(b"host", b"content-length", b"expect", b"accept-encoding", b"authorization", b"x-api-key"),
+    # SGLang can take these in place of the body's fields (`entrypoints/request_headers.py`): they are the router's.
+    *(b"x-override-rid", b"x-override-bootstrap-host", b"x-override-bootstrap-port", b"x-override-bootstrap-room"),
+}
 _NOT_RETURNED = HOP_BY_HOP | {b"content-length", b"date", b"server"}
 
 

@@ -137,6 +137,17 @@ def test_a_lost_worker_is_final_at_once(leg: str) -> None:
     assert b"10.0.0.1" not in verdict.body
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prefill_worker_that_is_lost_after_decode_has_answered_does_no_harm(stream: bool) -> None:
+    case = Case(stream=stream)
+    case.p.error = DisconnectedError("gone")
+    case.d.streams(CHAT_EVENT) if stream else case.d.answers(ANSWER)
+    verdict = case.verdict()
+    assert verdict is not None and verdict.ok
+    assert case.p.verdict is not None
+    assert case.p.verdict.outcome is Outcome.FAILURE
+
+
 @pytest.mark.parametrize("error", [ConnectError("refused"), PeerProtocolError("garbage")])
 def test_an_unreachable_worker_did_not_die_of_the_request(error: ConnectError) -> None:
     case = Case(prefill=False)
@@ -318,7 +329,7 @@ def test_any_order_of_events_ends_in_one_right_verdict(steps: list[str]) -> None
         if verdict is not None:
             if verdict.ok:
                 assert case.d.headers is EVENTS and case.d.status == 200
-                assert case.p.verdict is None or case.p.verdict.ok
+                assert case.p.verdict is None or case.p.verdict.ok or case.p.error
             else:
                 assert verdict.status >= 400
                 assert verdict.body
