@@ -77,6 +77,8 @@ def changed_spec(spec: WorkerSpec, changes: dict[str, Any]) -> WorkerSpec:
     fixed = sorted(set(changes) - CHANGEABLE)
     if fixed:
         raise BadRequestError(f"{fixed[0]} of a worker cannot change; remove it and add another", param=fixed[0])
+    if changes.get("cost", 1.0) <= 0:
+        raise BadRequestError("cost must be more than 0", param="cost")
     values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)} | changes
     try:
         return msgspec.convert(values, WorkerSpec)

@@ -80,7 +80,9 @@ class WorkerSpec:
     model_id: str | None = None
     api_key: str | None = dataclasses.field(default=None, repr=False)
     priority: int = 50
+    """Shown, as the gateway does; no policy looks at it."""
     cost: float = 1.0
+    """How much longer than others it takes for the same work: 2 for one that is half as fast."""
     labels: tuple[tuple[str, str], ...] = ()
     source: Source = Source.FLAG
     heartbeat_ttl_s: float | None = None
@@ -198,7 +200,8 @@ class Worker:
 
     def refresh(self, now: float) -> None:
         """Bring `requests` and `work` up to date: policies read plain attributes, because they read them often."""
-        self.requests, self.work = self.load.view(now)
+        self.requests, work = self.load.view(now)
+        self.work = work * self.spec.cost
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} requests={self.requests:g}>"

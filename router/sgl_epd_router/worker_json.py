@@ -52,6 +52,8 @@ def spec_from_body(body: bytes | bytearray, default_key: str | None, encoder_por
     if role is None:
         names = ", ".join(_ROLES)
         raise BadRequestError(f"worker_type {given.worker_type!r} is not one of {names}", param="worker_type")
+    if given.cost <= 0:
+        raise BadRequestError("cost must be more than 0", param="cost")
     for port in (given.bootstrap_port, given.encoder_bootstrap_port):
         if port is not None and not 0 < port < 65536:
             raise BadRequestError(f"{port} is not a port number", param="bootstrap_port")

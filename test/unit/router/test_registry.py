@@ -47,6 +47,14 @@ def test_the_error_says_why_nobody_can(prepare: object, reason: str) -> None:
         registry.select(Role.DECODE, now=0.0)
 
 
+def test_a_worker_that_is_half_as_fast_gets_half_as_much() -> None:
+    registry = make_registry()
+    slow, fast = registry.add(spec(1, cost=2.0), 0.0), registry.add(spec(2), 0.0)
+    for _ in range(30):
+        registry.select(Role.PREFILL, RouteKey(prompt_tokens=100), 0.0)
+    assert (slow.load.own.requests, fast.load.own.requests) == (10, 20)
+
+
 def test_excluded_workers_are_not_chosen_and_named_when_nobody_is_left() -> None:
     registry = make_registry()
     first, second = registry.add(spec(1), 0.0), registry.add(spec(2), 0.0)
