@@ -75,6 +75,7 @@ class _Ignore:
         pass
 
     def on_end(self) -> None:
+        self.call = None
         if self.timer is not None:
             self.timer.cancel()
 

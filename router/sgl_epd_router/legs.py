@@ -103,6 +103,7 @@ class Leg:
         """Give the lease back; a call that is still running is cut."""
         if self.call is not None:
             self.call.cancel()
+            self.call = None  # the two refer to each other: spare the garbage collector the work
         self.lease.finish(outcome, self._clock())
 
     # -- Sink ----------------------------------------------------------------------------------------------------
