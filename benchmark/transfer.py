@@ -48,6 +48,9 @@ GOAL_SHARE, GOAL_LATENCY = 0.9, 1.3
 LARGE, MEDIUM = 64 * MIB, 4 * MIB
 
 
+Times = dict[str, float]
+
+
 class Targets(msgspec.Struct):
     """What the other process offers."""
 
@@ -216,10 +219,10 @@ def run(process: subprocess.Popen[str], repeat: int) -> dict[str, Any]:
             if process.stdout.readline().strip() != digest(source, SIZES[-1]):
                 raise SystemExit(f"{mover.name} did not bring the right bytes")
     scattered = {count: take_turns(everybody, MEDIUM, count, repeat) for count in PIECES}
-    return {"seconds": sizes, "seconds_4mib_by_pieces": scattered}
+    return {"repeat": repeat, "by_size": sizes, "of_4_mib_by_pieces": scattered}
 
 
-def take_turns(everybody: list[Mover], nbytes: int, count: int, repeat: int) -> dict[str, list[float]]:
+def take_turns(everybody: list[Mover], nbytes: int, count: int, repeat: int) -> dict[str, Times]:
     times: dict[str, list[float]] = {mover.name: [] for mover in everybody}
     for turn in range(repeat + 2):
         for mover in everybody:
@@ -227,7 +230,15 @@ def take_turns(everybody: list[Mover], nbytes: int, count: int, repeat: int) -> 
             mover.move(nbytes, count)
             if turn >= 2:  # the first ones open connections and touch memory
                 times[mover.name].append(time.perf_counter() - started)
-    return times
+    return {name: summary(each) for name, each in times.items()}
+
+
+def summary(seconds: list[float]) -> Times:
+    return {
+        "min_ms": round(min(seconds) * 1e3, 4),
+        "p50_ms": round(statistics.median(seconds) * 1e3, 4),
+        "p90_ms": round(statistics.quantiles(seconds, n=10)[-1] * 1e3, 4),
+    }
 
 
 def about(load: float) -> dict[str, Any]:
@@ -251,13 +262,13 @@ def report(result: dict[str, Any], output: Path) -> None:
         f"commit {result['commit'][:12]}, {result['machine']['cpu']}, load {result['machine']['load_at_start']:.1f}\n"
     )
     print("median ms (90 % below) and GB/s by size")
-    table({f"{size // KIB} KiB": (size, times) for size, times in result["seconds"].items()})
+    table({f"{size // KIB} KiB": (size, times) for size, times in result["by_size"].items()})
     print("\n4 MiB in so many pieces")
-    table({str(count): (MEDIUM, times) for count, times in result["seconds_4mib_by_pieces"].items()})
-    print("\n" + "\n".join(goals(result["seconds"])) + f"\n{output}")
+    table({str(count): (MEDIUM, times) for count, times in result["of_4_mib_by_pieces"].items()})
+    print("\n" + "\n".join(goals(result["by_size"])) + f"\n{output}")
 
 
-def table(rows: dict[str, tuple[int, dict[str, list[float]]]]) -> None:
+def table(rows: dict[str, tuple[int, dict[str, Times]]]) -> None:
     names = list(next(iter(rows.values()))[1])
     print("| | " + " | ".join(names) + " |")
     print("|---" * (len(names) + 1) + "|")
@@ -265,16 +276,15 @@ def table(rows: dict[str, tuple[int, dict[str, list[float]]]]) -> None:
         print(f"| {label} | " + " | ".join(cell(nbytes, times[name]) for name in names) + " |")
 
 
-def cell(nbytes: int, times: list[float]) -> str:
-    p90 = statistics.quantiles(times, n=10)[-1]
-    middle = statistics.median(times)
-    return f"{middle * 1e3:.2f} ({p90 * 1e3:.2f}), {nbytes / middle / 1e9:.2f}"
+def cell(nbytes: int, times: Times) -> str:
+    middle = times["p50_ms"]
+    return f"{middle:.2f} ({times['p90_ms']:.2f}), {nbytes / middle / 1e6:.2f}"
 
 
-def goals(seconds: dict[int, dict[str, list[float]]]) -> list[str]:
+def goals(by_size: dict[int, dict[str, Times]]) -> list[str]:
     def against_itself(size: int) -> float:
-        itself = min(statistics.median(seconds[size][name]) for name in ("mooncake sync", "mooncake submit"))
-        return statistics.median(seconds[size]["mooncake"]) / itself
+        itself = min(by_size[size][name]["p50_ms"] for name in ("mooncake sync", "mooncake submit"))
+        return by_size[size]["mooncake"]["p50_ms"] / itself
 
     share, latency = 1 / against_itself(LARGE), against_itself(MEDIUM)
     return [
