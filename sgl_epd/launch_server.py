@@ -13,9 +13,13 @@ import sys
 from collections.abc import Sequence
 
 from sgl_epd.errors import ConfigError, EpdError
+from sgl_epd.worker import register
+from sgl_epd.worker.flags import value
 from sgl_epd.worker.machine import cpu_list, free_port, has_gpu, is_free
 from sgl_epd.worker.plan import Machine, Role, WorkerPlan, make_plan
+from sgl_epd.worker.register import Registration
 
+ADMIN_KEY_ENV = "SGL_EPD_ADMIN_API_KEY"
 EXIT_USAGE = 2
 
 
@@ -27,6 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--role", required=True, choices=[role.value for role in Role])
     parser.add_argument("--engine", default="sglang", choices=["sglang"])
+    parser.add_argument("--register", action="append", default=[], metavar="URL", help="router to register with")
+    parser.add_argument("--advertise-url", metavar="URL", help="this worker's URL as the routers reach it")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and environment, start nothing")
     return parser
 
@@ -48,6 +54,26 @@ def plan_from_argv(argv: Sequence[str]) -> tuple[argparse.Namespace, WorkerPlan]
     return own, plan
 
 
+def registration(own: argparse.Namespace, plan: WorkerPlan) -> Registration | None:
+    """What to tell the routers of `--register`; None without any. The key for their control routes comes from the
+    environment, since command lines are readable by everybody on the host."""
+    if not own.register:
+        return None
+    host = value(plan.argv, "--host") or "127.0.0.1"
+    if host in ("0.0.0.0", "::") and own.advertise_url is None:
+        raise ConfigError(f"--register with --host {host} needs --advertise-url: how do the routers reach this worker?")
+    worker = {
+        "url": own.advertise_url or f"http://{host}:{plan.port}",
+        "worker_type": "regular" if plan.role is Role.MIXED else plan.role.value,
+        "api_key": value(plan.argv, "--api-key"),
+        "bootstrap_port": plan.bootstrap_port,
+    }
+    encoder_port = value(plan.argv, "--encoder-bootstrap-port")
+    if encoder_port is not None:
+        worker["encoder_bootstrap_port"] = int(encoder_port)
+    return Registration(tuple(own.register), worker, os.environ.get(ADMIN_KEY_ENV))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs until the worker ends; returns its exit code, 2 for wrong flags."""
     try:
@@ -55,8 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if own.dry_run:
             print(" ".join([*(f"{k}={v}" for k, v in plan.env.items()), "sglang.launch_server", *plan.argv]))
             return 0
+        known = registration(own, plan)
         # By name: this package must be importable where SGLang is not installed.
         start = importlib.import_module("sgl_epd_srt.launch").start
+        if known is not None:
+            register.start(known)
         return int(start(plan))
     except ConfigError as error:
         print(f"launch_server: {error}", file=sys.stderr)
