@@ -67,6 +67,17 @@ async def test_a_large_body_arrives_whole() -> None:
             assert (await c.reply())[2] == b"same"
 
 
+@pytest.mark.parametrize("size", [8000, 8192 - 53, 8192, 8193, 50_000, 256 * 1024, 300_000])
+async def test_what_follows_a_body_at_once_is_the_next_request(size: int) -> None:
+    """Whatever part of it has come together with the head."""
+    body = bytes(i * 7 % 251 for i in range(size))
+    async with served() as port, connected(port) as c:
+        c.send(post(body) + post(b"second") + GET)
+        assert (await c.reply())[2] == b"POST /p " + body
+        assert (await c.reply())[2] == b"POST /p second"
+        assert (await c.reply())[2] == b"GET /x "
+
+
 async def test_chunked_body_with_extensions_and_trailers() -> None:
     chunks = b"4;name=value\r\nwiki\r\n5\r\npedia\r\n0\r\nX-Trailer: t\r\n\r\n"
     async with served() as port, connected(port) as c:
