@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import uvloop
 
 from sgl_epd.errors import EpdError
-from sgl_epd_router.app import RouterApp
+from sgl_epd_router.app import RouterApp, settle_memory
 from sgl_epd_router.context import RouterContext
 from sgl_epd_router.counters import CounterBoard
 from sgl_epd_router.logs import setup_logging
@@ -44,6 +44,7 @@ async def run_child(link: Link, board_file: int, sockets: Sequence[socket.socket
     remote = remotes[0]
     remote.take(state)
     await app.start(sockets)
+    settle_memory()
     reading = asyncio.create_task(remote.read())
     link.send(Ready(os.getpid()))
     grace_s = await remote.stopping

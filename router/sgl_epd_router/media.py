@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from sgl_epd_router.image_header import NEED_MORE, image_size
+from sgl_epd_router.outline import WHOLE, Outline
 
 PATCH_PIXELS = 14
 """Edge of a patch. Vision towers differ (14 to 16); load needs the right proportion, not the exact count."""
@@ -27,7 +28,7 @@ UNKNOWN_IMAGE_PATCHES = 5476
 UNKNOWN_VIDEO_PATCHES = 32768
 UNKNOWN_AUDIO_PATCHES = 1024
 
-_HEADER_PEEKS = (4096, 64 * 1024, 1024 * 1024)
+_HEADER_PEEKS = (1024, 64 * 1024, 1024 * 1024)
 """Base64 characters to decode in search of the size: some JPEGs carry large EXIF or ICC segments before it."""
 _WHOLE_MARKER = b";base64,"
 
@@ -68,15 +69,16 @@ class MediaItem:
         return self.patches // PATCHES_PER_TOKEN
 
 
-def media_item(modality: Modality, raw: msgspec.Raw, offset: int = 0) -> MediaItem | None:
+def media_item(modality: Modality, raw: msgspec.Raw, offset: int = 0, cut: Outline = WHOLE) -> MediaItem | None:
     """The item behind a JSON string (quotes included) that holds a URL, a data URI or base64; None for the rest."""
     view = memoryview(raw)
     if len(view) < 3 or view[0] != ord('"'):
         return None
     content = view[1:-1]
     start = _payload_start(content)
-    digest = xxhash.xxh3_128_digest(content[start:])
-    size = _size(content[start:]) if modality is Modality.IMAGE and (start or _bare_base64(content)) else None
+    payload = cut.resolve(content[start:]) if start else content
+    digest = xxhash.xxh3_128_digest(payload)
+    size = _size(payload) if modality is Modality.IMAGE and (start or _bare_base64(content)) else None
     width, height = size or (None, None)
     return MediaItem(modality, digest, width, height, offset)
 

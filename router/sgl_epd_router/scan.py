@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sgl_epd_router.body import (
-    Buffer,
     ChatPeek,
     CompletionPeek,
     GeneratePeek,
@@ -21,6 +20,7 @@ from sgl_epd_router.body import (
     raw_text,
 )
 from sgl_epd_router.media import MediaItem, Modality, media_item
+from sgl_epd_router.outline import Outline, outline
 from sgl_epd_router.route_key import MediaKey, RouteKey
 
 BYTES_PER_TOKEN = 4
@@ -40,18 +40,19 @@ class Scan(NamedTuple):
 class Scanner:
     """Scans bodies of one API. `read` turns a peek into text and media."""
 
-    def __init__(self, struct: type[Peek], read: Callable[[Any], Prompt]) -> None:
+    def __init__(self, struct: type[Peek], read: Callable[[Any, Outline], Prompt]) -> None:
         self._decoder = msgspec.json.Decoder(struct)
         self._struct = struct
         self._read = read
 
-    def scan(self, body: Buffer, routing_key: str | None) -> Scan | None:
+    def scan(self, body: bytes | bytearray, routing_key: str | None) -> Scan | None:
         """None when the body is not a JSON object."""
-        found = peek(self._decoder, body)
+        cut = outline(body)
+        found = peek(self._decoder, cut.json)
         if found is None:
             return None
         # A body of odd types was read leniently, see `peek`: its prompt is not known.
-        prompt = self._read(found) if type(found) is self._struct else Prompt(b"", (), None)
+        prompt = self._read(found, cut) if type(found) is self._struct else Prompt(b"", (), None)
         return Scan(found, route_key(found, prompt, routing_key), prompt.media, prompt.batch)
 
 
@@ -68,7 +69,7 @@ def route_key(found: Peek, prompt: Prompt, routing_key: str | None) -> RouteKey:
     return RouteKey(raw_text(found.model), prompt.text, media, tokens, patches, routing_key)
 
 
-def read_chat(found: ChatPeek) -> Prompt:
+def read_chat(found: ChatPeek, cut: Outline) -> Prompt:
     text = bytearray()
     media: list[MediaItem] = []
     for message in found.messages:
@@ -80,11 +81,11 @@ def read_chat(found: ChatPeek) -> Prompt:
             for part in content:
                 if part.text:
                     text += part.text.encode("utf-8", "surrogatepass")
-                media.extend(_part_media(part, len(text)))
+                media.extend(_part_media(part, cut, len(text)))
     return Prompt(bytes(text), tuple(media), None)
 
 
-def _part_media(part: Part, offset: int) -> Iterator[MediaItem]:
+def _part_media(part: Part, cut: Outline, offset: int) -> Iterator[MediaItem]:
     sources = (
         (Modality.IMAGE, part.image_url.url if part.image_url else None),
         (Modality.VIDEO, part.video_url.url if part.video_url else None),
@@ -92,26 +93,26 @@ def _part_media(part: Part, offset: int) -> Iterator[MediaItem]:
         (Modality.AUDIO, part.input_audio.data if part.input_audio else None),
     )
     for modality, raw in sources:
-        item = media_item(modality, raw, offset) if raw else None
+        item = media_item(modality, raw, offset, cut) if raw else None
         if item is not None:
             yield item
 
 
-def read_completion(found: CompletionPeek) -> Prompt:
+def read_completion(found: CompletionPeek, cut: Outline) -> Prompt:
     return Prompt(bytes(found.prompt), (), batch_size(found.prompt))
 
 
-def read_generate(found: GeneratePeek) -> Prompt:
+def read_generate(found: GeneratePeek, cut: Outline) -> Prompt:
     prompt = found.text or found.input_ids
     media = [
-        *_flat_media(Modality.IMAGE, found.image_data),
-        *_flat_media(Modality.VIDEO, found.video_data),
-        *_flat_media(Modality.AUDIO, found.audio_data),
+        *_flat_media(Modality.IMAGE, found.image_data, cut),
+        *_flat_media(Modality.VIDEO, found.video_data, cut),
+        *_flat_media(Modality.AUDIO, found.audio_data, cut),
     ]
     return Prompt(bytes(prompt), tuple(media), batch_size(prompt) if prompt else _embeds_batch_size(found.input_embeds))
 
 
-def read_responses(found: ResponsesPeek) -> Prompt:
+def read_responses(found: ResponsesPeek, cut: Outline) -> Prompt:
     text = bytearray((found.instructions or "").encode("utf-8", "surrogatepass"))
     media: list[MediaItem] = []
     items = [ResponsesItem("user", found.input)] if isinstance(found.input, str) else found.input
@@ -120,25 +121,25 @@ def read_responses(found: ResponsesPeek) -> Prompt:
         parts = [ResponsesPart(item.content)] if isinstance(item.content, str) else item.content or ()
         for part in parts:
             text += part.text.encode("utf-8", "surrogatepass")
-            if part.image_url and (image := media_item(Modality.IMAGE, part.image_url, len(text))):
+            if part.image_url and (image := media_item(Modality.IMAGE, part.image_url, len(text), cut)):
                 media.append(image)
     return Prompt(bytes(text), tuple(media), None)
 
 
-def read_nothing(_: Peek) -> Prompt:
+def read_nothing(_: Peek, cut: Outline) -> Prompt:
     return Prompt(b"", (), None)
 
 
-def _flat_media(modality: Modality, raw: msgspec.Raw) -> Iterator[MediaItem]:
+def _flat_media(modality: Modality, raw: msgspec.Raw, cut: Outline) -> Iterator[MediaItem]:
     """`image_data` and the like: one item, a list of items, or (batches) a list of lists."""
     kind = bytes(memoryview(raw)[:1])
     if kind == b"[":
         for element in msgspec.json.decode(raw, type=list[msgspec.Raw]):
-            yield from _flat_media(modality, element)
-    elif kind == b'"' and (item := media_item(modality, raw)):
+            yield from _flat_media(modality, element, cut)
+    elif kind == b'"' and (item := media_item(modality, raw, cut=cut)):
         yield item
     elif kind == b"{" and (url := msgspec.json.decode(raw, type=_UrlObject).url):
-        yield from _flat_media(modality, url)
+        yield from _flat_media(modality, url, cut)
 
 
 class _UrlObject(msgspec.Struct):

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 from sgl_epd.errors import RequestError, RequestTimeoutError
+from sgl_epd.net.buffers import uninitialized
 from sgl_epd.net.chunked import ChunkedBody
 from sgl_epd.net.exchange import Exchange
 from sgl_epd.net.pending import PendingBytes
@@ -22,6 +23,7 @@ from sgl_epd.net.request_head import CHUNKED, RequestHead
 if TYPE_CHECKING:
     from sgl_epd.net.server import HttpServer
 
+_HEAD_PIECE = 8 * 1024
 _PIPELINE_LIMIT = 256 * 1024
 _LINGER_S = 2.0
 _NEVER = float("inf")
@@ -91,15 +93,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._body[self._filled :] if self._state is State.BODY else self._server.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._state is not State.BODY:
-            self._feed(self._server.scratch[:nbytes])
-            return
-        self._filled += nbytes
-        if self._filled == len(self._body):
-            self._body = memoryview(b"")
-            self._run_handler()
+        if self._state is State.BODY:
+            self._filled_up(nbytes)
         else:
-            self._deadline = self._loop.time() + self._limits.body_stall_timeout_s
+            self._feed(self._server.scratch[:nbytes])
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -174,14 +171,35 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._state is State.HEAD:
             if not self._pending:
                 self._deadline = self._loop.time() + self._limits.head_timeout_s
-            self._pending.append(data)
+            # The head is in the first few KiB; what follows goes to where it belongs without a detour.
+            self._pending.append(data[:_HEAD_PIECE])
             self._read_head()
+            if len(data) > _HEAD_PIECE:
+                self._feed(data[_HEAD_PIECE:])
+        elif self._state is State.BODY:
+            self._fill(data)
         elif self._state is State.CHUNKED:
             self._feed_chunked(data)
         elif self._state is State.BUSY:
             self._pending.append(data)
             if len(self._pending) > _PIPELINE_LIMIT:
                 self._set_reading(False)
+
+    def _fill(self, data: memoryview) -> None:
+        """Put received bytes into the body; what is left over belongs to the next request."""
+        size = min(len(data), len(self._body) - self._filled)
+        self._body[self._filled : self._filled + size] = data[:size]
+        self._filled_up(size)
+        if size < len(data):
+            self._feed(data[size:])
+
+    def _filled_up(self, size: int) -> None:
+        self._filled += size
+        if self._filled == len(self._body):
+            self._body = memoryview(b"")
+            self._run_handler()
+        else:
+            self._deadline = self._loop.time() + self._limits.body_stall_timeout_s
 
     def _next_pipelined(self) -> None:
         if self._state is State.HEAD and self.connected:
@@ -230,7 +248,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._feed_chunked(first)
             return
         self._state = State.BODY
-        buffer = bytearray(length)
+        buffer = uninitialized(length)
         buffer[:have] = first
         exchange.body = buffer
         self._body = memoryview(buffer)
