@@ -154,7 +154,7 @@ class HttpClient:
 
     async def connect(self, origin: Origin) -> ClientConnection:
         connection = ClientConnection(self, origin)
-        tls = (self._tls or ssl.create_default_context()) if origin.scheme == "https" else None
+        tls = self._tls_context() if origin.scheme == "https" else None
         try:
             async with asyncio.timeout(self.limits.connect_timeout_s):
                 await self._loop.create_connection(lambda: connection, origin.host, origin.port, ssl=tls)
@@ -163,6 +163,11 @@ class HttpClient:
         except (OSError, ssl.SSLError) as error:
             raise ConnectError(f"cannot connect to {origin.url}: {error}") from error
         return connection
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()  # reads the system's certificates: once is enough
+        return self._tls
 
     def spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)
