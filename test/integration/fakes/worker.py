@@ -204,7 +204,7 @@ class FakeWorker:
         if not isinstance(body, dict):
             raise ValueError("the body must be an object")
         count = answers.width(request.path, body)
-        return Received(request, body, self._rids(body, request.path, count), self._rooms(body, count))
+        return Received(request, body, self._rids(body, request.path, count), self._rooms(body, request.path, count))
 
     def _rids(self, body: dict[str, Any], path: str, count: int) -> list[str]:
         """`GenerateReqInput._normalize_rid`; parallel samples get ids of their own that no router can know."""
@@ -219,20 +219,24 @@ class FakeWorker:
         listed = answers.is_batch(path, body)
         return [f"{base}_{i}" for i in range(count)] if listed else [base]
 
-    def _rooms(self, body: dict[str, Any], count: int) -> list[tuple[str, int, int]]:
-        """`GenerateReqInput._normalize_bootstrap_params`: a number counts up, a list is repeated for `n > 1`."""
+    def _rooms(self, body: dict[str, Any], path: str, count: int) -> list[tuple[str, int, int]]:
+        """One room for each sequence: of a batch, a number counts upwards (`_normalize_bootstrap_params`).
+
+        The `n` samples of a prompt all get their prompt's room (`_handle_batch_request` copies the tokenized request),
+        in which only the first of them finds a partner: a router must not ask for more than one.
+        """
         if self.role == "regular":
             return []
         host, port, room = (body.get(f"bootstrap_{name}") for name in ("host", "port", "room"))
         if room is None:
             raise ValueError("Disaggregated request received without bootstrap room id")
+        batch = answers.batch_size(path, body)
 
-        def spread(value: Any, upwards: bool = False) -> list[Any]:
-            if isinstance(value, list):
-                return value * max(1, count // max(1, len(value)))
-            return [value + i if upwards else value for i in range(count)]
+        def spread(value: Any, step: int = 0) -> list[Any]:
+            return value if isinstance(value, list) else [value + i * step if step else value for i in range(batch)]
 
-        return list(zip(spread(host), spread(port), spread(room, upwards=True), strict=True))
+        prompts = zip(spread(host), spread(port), spread(room, 1), strict=True)
+        return [place for place in prompts for _ in range(count // batch)]
 
     async def _register(self, leg: Received) -> None:
         async with self._arrivals:
