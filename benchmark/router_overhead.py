@@ -43,6 +43,7 @@ def parse_args() -> argparse.Namespace:
         "--cells", nargs="*", default=[], metavar="TEXT", help="only cells whose name has one of these texts"
     )
     parser.add_argument("--peers-venv", type=Path, default=REPO / ".venv-peers", help="made when it is missing")
+    parser.add_argument("--wait-idle", type=float, default=0.0, metavar="SECS", help="wait so long for idle cores")
     parser.add_argument("--base-port", type=int, default=22400)
     parser.add_argument(
         "--out", type=Path, help="JSON result; default benchmark/results/router_overhead.json, none with --quick"
@@ -87,6 +88,15 @@ def describe(peers: Path, site: Site, idle: list[float]) -> dict[str, Any]:
     }
 
 
+def await_idle(site: Site, patience_s: float) -> None:
+    """Wait, at most `patience_s`, until nobody else uses the two cores."""
+    give_up_at = time.monotonic() + patience_s
+    while time.monotonic() < give_up_at:
+        idle = idle_share(1.0)
+        if min(idle[site.router_core], idle[site.load_core]) > 0.95:
+            return
+
+
 def run_target(target: Target, todo: list[Cell], site: Site, build_dir: Path) -> dict[str, dict[str, Any]]:
     """One repetition of one router: start it and the workers, take every cell, stop both. Cell name -> result."""
     workers = Workers(build_dir, list(site.prefill), list(site.decode), site.load_core)
@@ -113,15 +123,20 @@ def show(target: Target, cell: Cell, result: dict[str, Any]) -> None:
     events = f", {result['cpu_us_per_event']:6.1f} us/event" if cell.events else ""
     line = f"  {target.name:26s} {cell.name:12s} p50 {result['p50_ms']:9.3f} ms, {result['requests_per_s']:9.1f} req/s"
     trouble = f"  PROBLEM: {'; '.join(result['problems'])}" if result["problems"] else ""
+    if result["foreign_share"] > 0.1:
+        trouble += f"  (others used {result['foreign_share']:.0%} of the router's core)"
     print(f"{line}, CPU {result['cpu_ms']:8.3f} ms/req{events}{trouble}", flush=True)
 
 
-def run(chosen: list[Target], todo: list[Cell], repetitions: int, site: Site, build_dir: Path) -> Results:
+def run(
+    chosen: list[Target], todo: list[Cell], repetitions: int, site: Site, build_dir: Path, patience_s: float
+) -> Results:
     """All repetitions, every second one in reverse order."""
     results: Results = {target.name: {cell.name: [] for cell in todo} for target in chosen}
     for repetition in range(repetitions):
         print(f"repetition {repetition + 1} of {repetitions}", flush=True)
         for target in chosen if repetition % 2 == 0 else reversed(chosen):
+            await_idle(site, patience_s)
             for name, result in run_target(target, todo, site, build_dir).items():
                 results[target.name][name].append(result)
     return results
@@ -140,7 +155,7 @@ def main() -> int:
         print(f"warning: the cores are not idle ({idle}); figures will be off", file=sys.stderr)
     about = describe(python, site, idle)
     started = time.monotonic()
-    results = run(chosen, todo, args.repetitions or (1 if args.quick else 3), site, build_dir)
+    results = run(chosen, todo, args.repetitions or (1 if args.quick else 3), site, build_dir, args.wait_idle)
     about["duration_s"] = round(time.monotonic() - started)
     complete = not args.cells and not args.only
     table = markdown(results) if not args.cells and "sgl-epd" in results else ""

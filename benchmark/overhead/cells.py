@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from overhead.bodies import SIZES
 from overhead.mocks import Load, Workers, run_load
 from overhead.targets import RunningRouter, Site, Target
@@ -54,9 +56,13 @@ def measure(
 
     workers.reset(cell.events or STREAM_EVENTS, cell.gap_us)
     load = Load(PATH, body, cell.concurrency, cell.seconds, cell.min_requests, cell.events)
-    cpu_before = router.cpu_s() if router else 0.0
+    cpu_before, core_before = router.cpu_s() if router else 0.0, core_seconds(site.router_core)
     result = run_load(binaries, port, load, site.load_core)
     cpu_s = (router.cpu_s() if router else 0.0) - cpu_before
+    busy_s, total_s = (
+        after - before for after, before in zip(core_seconds(site.router_core), core_before, strict=True)
+    )
+    result["foreign_share"] = round(max(0.0, busy_s - cpu_s) / total_s, 3) if router else 0.0
     stats = workers.stats()
     done = max(result["ok"], 1)
     result["requests_per_s"] = result["ok"] / result["elapsed_s"]
@@ -67,6 +73,14 @@ def measure(
     result["connections"] = sum(sums["accepted"] for sums in stats.values())
     result["problems"] = problems(target, result, stats)
     return result
+
+
+def core_seconds(core: int) -> tuple[float, float]:
+    """(busy, total) of one core since boot."""
+    times = psutil.cpu_times(percpu=True)[core]
+    # Guest time is contained in user time.
+    total = sum(times) - times.guest - times.guest_nice
+    return total - times.idle - times.iowait, total
 
 
 def problems(target: Target, result: dict[str, Any], stats: dict[str, dict[str, int]]) -> list[str]:

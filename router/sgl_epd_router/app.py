@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 
+from sgl_epd.net.buffers import keep_freed_memory
 from sgl_epd.net.client import ClientLimits, HttpClient
 from sgl_epd.net.server import HttpServer, ServerLimits
 from sgl_epd_router.abort_api import AbortApi
@@ -185,6 +186,7 @@ def settle_memory() -> None:
 
     Requests leave no cycles behind (`test_memory.py`), so its visits find nothing and cost some percent of the CPU.
     """
+    keep_freed_memory()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
