@@ -7,14 +7,14 @@ import dataclasses
 from sgl_epd.planner.models.fields import Json, dtype_bytes, flag, integer, section
 from sgl_epd.planner.models.grid import check_size, closest_grid, tiles
 from sgl_epd.planner.models.language import language_of, max_context, tied_embeddings
-from sgl_epd.planner.models.spec import MediaSize, ModelSpec, VisionSpec
+from sgl_epd.planner.models.spec import MediaSize, ModelSpec, VisionSpec, VisualMedia
 
 _FRAME_TOKENS = 5
 """A video's frames are written as "Frame7: " and a line break around their tile; about so many tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
-class InternVLMedia:
+class InternVLMedia(VisualMedia):
     """`dynamic_preprocess` of InternVL's own processing; one tile for each frame of a video."""
 
     tile: int

@@ -9,13 +9,13 @@ from sgl_epd.planner.models.fields import Json, dtype_bytes, integer, section
 from sgl_epd.planner.models.grid import check_size, tiles
 from sgl_epd.planner.models.language import language_of, max_context, tied_embeddings
 from sgl_epd.planner.models.siglip import clip_tower, patches_of, siglip_tower
-from sgl_epd.planner.models.spec import MediaSize, ModelSpec, VisionSpec
+from sgl_epd.planner.models.spec import MediaSize, ModelSpec, VisionSpec, VisualMedia
 
 Sizes = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class SquareMedia:
+class SquareMedia(VisualMedia):
     """Every image is cropped to one square; a video is its frames."""
 
     side: int
@@ -32,7 +32,7 @@ class SquareMedia:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnyresMedia:
+class AnyresMedia(VisualMedia):
     """The whole image as one square and a grid of squares; the grid's padding is cut off again after encoding.
 
     `select_best_resolution` and `_get_unpadded_features` of transformers' LLaVA-NeXT and -OneVision processors.

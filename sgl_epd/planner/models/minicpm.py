@@ -9,7 +9,7 @@ from sgl_epd.planner.models.fields import Json, dtype_bytes, flag, integer, sect
 from sgl_epd.planner.models.grid import check_size
 from sgl_epd.planner.models.language import language_of, max_context, tied_embeddings
 from sgl_epd.planner.models.siglip import siglip_tower
-from sgl_epd.planner.models.spec import MediaSize, ModelSpec, VisionSpec
+from sgl_epd.planner.models.spec import MediaSize, ModelSpec, VisionSpec, VisualMedia
 
 _IMAGE_ID_TOKENS = 3
 """<image_id>, a number of (here) one digit, </image_id>."""
@@ -18,7 +18,7 @@ _VIDEO_SLICES = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MiniCPMMedia:
+class MiniCPMMedia(VisualMedia):
     """The processor's slicing (`get_sliced_grid`, `find_best_resize`, `get_refine_size` in its own code)."""
 
     slice_side: int

@@ -7,7 +7,7 @@ import dataclasses
 from sgl_epd.planner.models.fields import Json, dtype_bytes, integer, section
 from sgl_epd.planner.models.grid import check_size
 from sgl_epd.planner.models.language import language_of, max_context, tied_embeddings
-from sgl_epd.planner.models.spec import MediaSize, ModelSpec, VisionSpec
+from sgl_epd.planner.models.spec import MediaSize, ModelSpec, VisionSpec, VisualMedia
 
 _EXTRA_EMBEDDINGS = 8
 """Input embeddings beyond the vocabulary, for the image token (`MllamaTextModel` in transformers)."""
@@ -16,7 +16,7 @@ _ASPECT_RATIOS = 9
 
 
 @dataclasses.dataclass(frozen=True)
-class MllamaMedia:
+class MllamaMedia(VisualMedia):
     """Every image is padded to the full number of tiles: the processor returns, and SGLang encodes, all of them."""
 
     side: int

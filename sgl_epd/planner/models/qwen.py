@@ -9,7 +9,7 @@ from sgl_epd.errors import BadRequestError
 from sgl_epd.planner.models.fields import Json, dtype_bytes, integer, section
 from sgl_epd.planner.models.grid import check_size
 from sgl_epd.planner.models.language import language_of, max_context, tied_embeddings
-from sgl_epd.planner.models.spec import MediaSize, ModelSpec, VisionSpec
+from sgl_epd.planner.models.spec import MediaSize, ModelSpec, VisionSpec, VisualMedia
 
 _MOST_ASPECT = 200
 _TIMESTAMP_TOKENS = 8
@@ -17,7 +17,7 @@ _TIMESTAMP_TOKENS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QwenMedia:
+class QwenMedia(VisualMedia):
     """`smart_resize` of transformers' Qwen2-VL and Qwen3-VL processors."""
 
     patch: int

@@ -18,6 +18,7 @@ from sgl_epd.planner.models.minicpm import read_minicpm
 from sgl_epd.planner.models.mllama import read_mllama
 from sgl_epd.planner.models.qwen import read_qwen
 from sgl_epd.planner.models.spec import ModelSpec
+from sgl_epd.planner.models.ultravox import read_ultravox
 
 _READERS: dict[str, Callable[[str, Json, Json], ModelSpec]] = {
     "qwen2_vl": read_qwen,
@@ -31,6 +32,7 @@ _READERS: dict[str, Callable[[str, Json, Json], ModelSpec]] = {
     "llava_next": read_llava,
     "llava_onevision": read_llava,
     "mllama": read_mllama,
+    "ultravox": read_ultravox,
 }
 
 

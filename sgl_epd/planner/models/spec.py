@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple, Protocol
 
+from sgl_epd.errors import BadRequestError
+
 
 class MediaSize(NamedTuple):
     """What one image or video becomes. Sizes of several items add up (`+`)."""
@@ -43,6 +45,15 @@ class MediaRules(Protocol):
     def video(self, width: int, height: int, frames: int) -> MediaSize:
         """`frames` are those that are left after sampling."""
         ...
+
+    def audio(self, seconds: float) -> MediaSize: ...
+
+
+class VisualMedia:
+    """The part of the rules that models without ears have in common."""
+
+    def audio(self, seconds: float) -> MediaSize:
+        raise BadRequestError("this model takes no audio")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,7 +132,7 @@ class LanguageSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionSpec:
-    """A vision transformer and what stands between it and the language model."""
+    """A vision (or audio) transformer and what stands between it and the language model."""
 
     hidden: int
     intermediate: int

@@ -181,7 +181,7 @@ def test_two_photos_are_the_prompt_that_the_papers_trace_shows() -> None:
 
 
 @given(
-    name=st.sampled_from(shipped_models()),
+    name=st.sampled_from([name for name in shipped_models() if not name.startswith("ultravox")]),
     width=st.integers(1, 8000),
     height=st.integers(1, 8000),
     frames=st.integers(1, 40),

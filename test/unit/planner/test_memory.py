@@ -112,7 +112,7 @@ def test_stages_by_role_name() -> None:
 
 workers = st.builds(
     WorkerMemory,
-    model=st.sampled_from(shipped_models()).map(load_model),
+    model=st.sampled_from([name for name in shipped_models() if not name.startswith("ultravox")]).map(load_model),
     device=st.sampled_from(list(shipped_devices().values())),
     stages=st.sampled_from(SHAPES),
     settings=st.builds(MemorySettings, mm_cache_bytes=st.integers(0, 8 * GIB), eager_vision_attention=st.booleans()),

@@ -89,3 +89,14 @@ def test_active_parameters_of_a_model_with_experts() -> None:
     """30B-A3B: about 3 billion of 30 work on a token, of which the input and output embedding are 0.3 each."""
     language = load_model("qwen3-vl-30b-a3b").language
     assert language.active_params + 2 * language.vocab * language.hidden == pytest.approx(3.35e9, rel=0.01)
+
+
+def test_ultravox_tower_is_whispers_encoder() -> None:
+    torch = pytest.importorskip("torch")
+    whisper = pytest.importorskip("transformers.models.whisper.modeling_whisper")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.WhisperConfig(**summary("ultravox-v0.3").config["audio_config"])
+    with torch.device("meta"):
+        tower = whisper.WhisperEncoder(config)
+    vision = load_model("ultravox-v0.3").vision
+    assert vision.tower_params == sum(weight.numel() for weight in tower.parameters())
