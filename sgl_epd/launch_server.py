@@ -33,6 +33,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", default="sglang", choices=["sglang"])
     parser.add_argument("--register", action="append", default=[], metavar="URL", help="router to register with")
     parser.add_argument("--advertise-url", metavar="URL", help="this worker's URL as the routers reach it")
+    parser.add_argument(
+        "--native-refs",
+        action="store_true",
+        help="take references to encoded items in place of images (off by default)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command line and environment, start nothing")
     return parser
 
@@ -44,7 +49,7 @@ def this_machine() -> Machine:
 def plan_from_argv(argv: Sequence[str]) -> tuple[argparse.Namespace, WorkerPlan]:
     """Parse our own flags and complete SGLang's. Raises `ConfigError`."""
     own, rest = build_parser().parse_known_args(list(argv))
-    plan = make_plan(Role(own.role), rest, this_machine(), os.environ)
+    plan = make_plan(Role(own.role), rest, this_machine(), os.environ, native_refs=own.native_refs)
     if not own.dry_run and not is_free(plan.port):
         raise ConfigError(f"port {plan.port} is already in use; choose another with --port")
     if not own.dry_run and plan.bootstrap_port is not None and not is_free(plan.bootstrap_port):

@@ -12,6 +12,7 @@ import sys
 from sgl_epd.errors import EngineMismatchError
 
 ROLE_ENV = "SGL_EPD_ROLE"
+NATIVE_REFS_ENV = "SGL_EPD_NATIVE_REFS"
 
 
 def load() -> None:
@@ -21,6 +22,8 @@ def load() -> None:
         return
     try:
         install(role, on_cpu=os.environ.get("SGLANG_USE_CPU_ENGINE") == "1")
+        if os.environ.get(NATIVE_REFS_ENV) == "1":
+            install_native_refs(role)
     except EngineMismatchError as error:
         # SystemExit, since SGLang's loader swallows every Exception of a plugin and would serve without the hooks.
         sys.exit(f"sgl-epd: {error}")
@@ -47,3 +50,11 @@ def install(role: str, *, on_cpu: bool) -> None:
         cpu_deterministic.install()
     if on_cpu and role in ("prefill", "decode"):
         cpu_kv_sender.install()
+
+
+def install_native_refs(role: str) -> None:
+    from sgl_epd_srt.hooks import native_inputs, native_receiver
+
+    native_inputs.install(waits=role == "prefill")
+    if role == "prefill":
+        native_receiver.install()

@@ -74,9 +74,24 @@ _FORBIDDEN: Mapping[Role, Mapping[str, str]] = {
 }
 
 
-def make_plan(role: Role, argv: Sequence[str], machine: Machine, environ: Mapping[str, str]) -> WorkerPlan:
-    """Complete `argv` (SGLang flags as the user gave them) for `role`. Raises `ConfigError`."""
+_RECEIVER_ENV = "SGLANG_ENCODER_MM_RECEIVER_MODE"
+_NATIVE_REFS_ENV: Mapping[Role, Mapping[str, str]] = {
+    # The second names our receiver (hooks/native_receiver.py) instead of upstream's.
+    Role.PREFILL: {"SGL_EPD_NATIVE_REFS": "1", _RECEIVER_ENV: "sgl-epd"},
+    Role.DECODE: {"SGL_EPD_NATIVE_REFS": "1"},
+}
+
+
+def make_plan(
+    role: Role, argv: Sequence[str], machine: Machine, environ: Mapping[str, str], *, native_refs: bool = False
+) -> WorkerPlan:
+    """Complete `argv` (SGLang flags as the user gave them) for `role`. Raises `ConfigError`.
+
+    `native_refs`: the worker takes references to encoded items in place of images (`docs/native-path.md`).
+    """
     _check(role, argv)
+    if native_refs:
+        _check_native_refs(role, argv, environ)
     device = value(argv, "--device")
     on_cpu = device == "cpu" or (device is None and not machine.has_gpu)
     port = _port(argv, "--port") or machine.free_port(DEFAULT_PORT, ())
@@ -85,6 +100,8 @@ def make_plan(role: Role, argv: Sequence[str], machine: Machine, environ: Mappin
     if role is Role.PREFILL:
         full, bootstrap_port = _with_prefill_ports(full, port, machine)
     env = _environment(role, argv, machine, on_cpu)
+    if native_refs:
+        env.update(_NATIVE_REFS_ENV[role])
     return WorkerPlan(role, tuple(full), {k: v for k, v in env.items() if k not in environ}, port, bootstrap_port)
 
 
@@ -98,6 +115,16 @@ def _check(role: Role, argv: Sequence[str]) -> None:
     if not given(argv, "--model-path", "--model"):
         raise ConfigError("--model-path is missing: name a local folder or a Hugging Face model")
     _check_model(role, value(argv, "--model-path", "--model"))
+
+
+def _check_native_refs(role: Role, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    if role not in _NATIVE_REFS_ENV:
+        raise ConfigError(f"--native-refs does not go with --role {role}: only prefill and decode take references")
+    for name, needed in _NATIVE_REFS_ENV[role].items():
+        if environ.get(name, needed) != needed:
+            raise ConfigError(f"--native-refs needs {name}={needed}, but it is {environ[name]!r}; unset it")
+    if role is Role.PREFILL and not given(argv, "--encoder-urls", "--language-only"):
+        raise ConfigError("--native-refs needs --encoder-urls: a prefill worker fetches from no other encoders")
 
 
 def _check_model(role: Role, model_path: str | None) -> None:

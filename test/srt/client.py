@@ -24,11 +24,16 @@ def ask(url: str, body: dict[str, Any]) -> Answer:
     body = {**body, "logprobs": True, "top_logprobs": 5}
     if not body.get("stream"):
         reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT_S, trust_env=False)
-        assert reply.status_code == 200, reply.text
-        data = reply.json()
-        choice = data["choices"][0]
-        return _answer(choice["message"]["content"], choice["finish_reason"], [choice["logprobs"]], data["usage"])
+        return answer_of(reply)
     return _ask_streaming(url, {**body, "stream_options": {"include_usage": True}})
+
+
+def answer_of(reply: httpx.Response) -> Answer:
+    """Of a whole answer to a chat request with log-probabilities."""
+    assert reply.status_code == 200, reply.text
+    data = reply.json()
+    choice = data["choices"][0]
+    return _answer(choice["message"]["content"], choice["finish_reason"], [choice["logprobs"]], data["usage"])
 
 
 def _ask_streaming(url: str, body: dict[str, Any]) -> Answer:

@@ -25,15 +25,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """`mixed` is the yardstick; `encode-0`, `encode-1`, `prefill`, `decode` and `router` are what is tested."""
+    """`mixed` is the yardstick; `encode-0`, `encode-1`, `prefill`, `decode` and `router` are what is tested.
+
+    Prefill and decode take references too (test_native_refs.py); all other tests show that images fare as before.
+    """
     from sgl_epd.demo import model_path
 
+    os.environ["SGL_EPD_REFERENCE_TIMEOUT_S"] = "8"
     it = Cluster(os.environ.get("SGL_EPD_TEST_MODEL") or str(model_path()), tmp_path_factory.mktemp("logs"))
     try:
         it.worker("mixed", "mixed", DETERMINISTIC)
         encoders = [it.worker(f"encode-{index}", "encode") for index in range(2)]
-        prefill = it.prefill("prefill", encoders, DETERMINISTIC)
-        decode = it.worker("decode", "decode", DETERMINISTIC)
+        prefill = it.prefill("prefill", encoders, DETERMINISTIC, "--native-refs", "--enable-cache-report")
+        decode = it.worker("decode", "decode", DETERMINISTIC, "--native-refs")
         pools = ["--prefill", prefill.url, str(prefill.bootstrap_port), "--decode", decode.url]
         urls = [flag for encoder in encoders for flag in ("--encode", encoder.url)]
         it.router("router", "--epd-disaggregation", *urls, *pools)

@@ -146,3 +146,27 @@ def test_flags() -> None:
     assert value(argv, "--c") is None
     assert given(argv, "--c") and not given(argv, "--d")
     assert complete(["--a", "1"], [("--a", "2"), ("--d", "x"), ("--e",)]) == ["--a", "1", "--d", "x", "--e"]
+
+
+def plan_with_refs(role: str, *argv: str, environ: dict[str, str] | None = None) -> WorkerPlan:
+    return make_plan(Role(role), argv, CPU, environ or {}, native_refs=True)
+
+
+def test_native_refs_are_off_unless_asked_for(model: str) -> None:
+    prefill = ("--model-path", model, "--encoder-urls", "http://a:1")
+    names = {"SGL_EPD_NATIVE_REFS", "SGLANG_ENCODER_MM_RECEIVER_MODE"}
+    assert not names & plan("prefill", *prefill).env.keys()
+    assert names <= plan_with_refs("prefill", *prefill).env.keys()
+    assert names & plan_with_refs("decode", "--model-path", model).env.keys() == {"SGL_EPD_NATIVE_REFS"}
+
+
+def test_native_refs_that_could_not_work_are_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match="does not go with --role mixed"):
+        plan_with_refs("mixed", "--model-path", model)
+    with pytest.raises(ConfigError, match="needs --encoder-urls"):
+        plan_with_refs("prefill", "--model-path", model)
+    with pytest.raises(ConfigError, match="MM_RECEIVER_MODE=sgl-epd, but it is 'http'"):
+        plan_with_refs(
+            "prefill", "--model-path", model, "--encoder-urls", "http://a:1",
+            environ={"SGLANG_ENCODER_MM_RECEIVER_MODE": "http"},
+        )  # fmt: skip

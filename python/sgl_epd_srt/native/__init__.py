@@ -1,0 +1,1 @@
+"""Prefill and decode of the native path: requests that carry references in place of images (`docs/native-path.md`)."""
