@@ -6,7 +6,7 @@ The same on the encoder and on prefill. Four rules keep it from leaking and from
   they need, and the head of the queue only ever waits for reservations that wait for nobody.
 * What is found in the cache is not held while a reservation waits: it is looked up again when the grant comes.
 * Every reservation, waiting or granted, has a lease; `step` ends those that ran out, whoever died.
-* Blocks into which a given-up peer may still write are kept out of use for `grace_s`.
+* Blocks into which a peer may still write are not given to anybody else, whatever became of the reservation.
 
 Nothing happens by itself: call `step` after any call that may free blocks, and at `next_at`.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from sgl_epd.cache.block_pool import BlockPool
 from sgl_epd.cache.layout import BlockLayout
@@ -36,14 +36,13 @@ class Changes:
 class MMBlockManager:
     """Plain and synchronous; `now` is in seconds on any clock that does not go back."""
 
-    def __init__(self, layout: BlockLayout, *, max_waiting: int = 1024, grace_s: float = 0.5) -> None:
+    def __init__(self, layout: BlockLayout, *, max_waiting: int = 1024) -> None:
         self.layout = layout
         self.evictions = 0
         self.num_unfilled = 0
         """Embeddings that have blocks and are still to be written."""
         self._pool = BlockPool(layout.num_blocks)
         self._max_waiting = max_waiting
-        self._grace_s = grace_s
         self._queue: deque[Reservation] = deque()
         self._granted: dict[Reservation, None] = {}
         self._index: dict[Want, Embedding] = {}
@@ -86,6 +85,7 @@ class MMBlockManager:
         return reservation
 
     def renew(self, reservation: Reservation, now: float, lease_s: float) -> None:
+        """From now on; `inf` for an owner that is sure to release it."""
         if reservation.status is not Status.ENDED:
             reservation.expires_at = now + lease_s
 
@@ -98,19 +98,25 @@ class MMBlockManager:
             self._cached.move_to_end(want)
         return embedding
 
-    def expect(self, reservation: Reservation, want: Want) -> bool:
-        """A peer is about to be told to write this embedding. False if this reservation is not its writer."""
+    def order(self, reservation: Reservation, want: Want, order: Hashable, until: float) -> bool:
+        """A peer is about to be told to write this embedding, and to have stopped by `until`.
+
+        False, and nothing done, if it is not for this reservation to have it written.
+        """
         embedding = reservation.embeddings.get(want)
         if embedding is None or embedding.writer is not reservation:
             return False
-        embedding.writing = True
+        embedding.writers[order] = until
         return True
 
-    def stopped(self, reservation: Reservation, want: Want) -> None:
-        """The peer said that it will not write (any more)."""
-        embedding = reservation.embeddings.get(want)
-        if embedding is not None and embedding.writer is reservation:
-            embedding.writing = False
+    def stopped(self, embedding: Embedding, order: Hashable) -> None:
+        """The peer will not write any more. Call `step` afterwards: the blocks may be free by that."""
+        embedding.writers.pop(order, None)
+
+    def lost(self, embedding: Embedding, order: Hashable, until: float) -> None:
+        """The peer is gone: what it had sent has arrived by `until`, if that is sooner than what was agreed."""
+        if order in embedding.writers:
+            embedding.writers[order] = min(embedding.writers[order], until)
 
     def fill(self, reservation: Reservation, want: Want) -> bool:
         """The embedding is in its blocks. False, and nothing done, if this reservation is not its writer (any more)."""
@@ -118,7 +124,6 @@ class MMBlockManager:
         if embedding is None or embedding.writer is not reservation:
             return False
         embedding.filled = True
-        embedding.writing = False
         self.num_unfilled -= 1
         return True
 
@@ -168,7 +173,7 @@ class MMBlockManager:
         """When `step` has something to do even if nothing else happens."""
         times = [r.expires_at for r in (*self._queue, *self._granted)]
         times += [e.unsafe_until for e in self._quarantine]
-        return min(times, default=None)
+        return min((at for at in times if at < float("inf")), default=None)
 
     def check(self) -> None:
         """Raises `ValueError` if a block is lost or used twice. For tests and idle time."""
@@ -213,10 +218,6 @@ class MMBlockManager:
     def _let_go(self, reservation: Reservation, embedding: Embedding, now: float, keep: bool) -> None:
         was_writer = embedding.writer is reservation
         del embedding.holders[reservation]
-        if was_writer and embedding.writing:
-            # A next writer may start at once: both write the same content. Somebody else's content may not follow.
-            embedding.unsafe_until = now + self._grace_s
-            embedding.writing = False
         if was_writer and embedding.holders:
             self._promoted.append(embedding)
         self._settle(embedding, now, keep)

@@ -11,6 +11,7 @@ A state is never stored, it follows from who holds the embedding and whether it 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -49,10 +50,8 @@ class Embedding:
     want: Want
     runs: tuple[Run, ...]
     filled: bool = False
-    writing: bool = False
-    """A peer was told to write here and has not said that it stopped."""
-    unsafe_until: float = float("-inf")
-    """A peer that was given up may write here until then, so nobody else may get the blocks."""
+    writers: dict[Hashable, float] = dataclasses.field(default_factory=dict)
+    """Orders to peers to write here that may still be carried out -> until when, at the latest."""
     sends: int = 0
     """Writes under way that read the blocks."""
     holders: dict[Reservation, None] = dataclasses.field(default_factory=dict)
@@ -61,6 +60,11 @@ class Embedding:
     @property
     def num_blocks(self) -> int:
         return sum(run.length for run in self.runs)
+
+    @property
+    def unsafe_until(self) -> float:
+        """Until then the blocks may be written to, so nobody else may get them."""
+        return max(self.writers.values(), default=float("-inf"))
 
     @property
     def writer(self) -> Reservation | None:

@@ -1,7 +1,8 @@
 """Prefill and encoder: where an embedding is to be written, and that it was.
 
 A destination is leased. The encoder starts no write after the lease's end, and prefill frees the blocks no sooner than
-the lease's end and a grace for what is still on the wire, unless the encoder said that it has stopped writing.
+the lease's end and a grace for what is still on the wire, unless the encoder has answered: either answer says that
+nothing will be written any more.
 """
 
 from __future__ import annotations
@@ -49,15 +50,13 @@ class Delivered(msgspec.Struct, frozen=True, tag="delivered"):
 
 
 class DeliveryFailed(msgspec.Struct, frozen=True, kw_only=True, tag="delivery_failed"):
-    """Encoder to prefill: this item will not come from here under this lease."""
+    """Encoder to prefill: this item will not come from here. Sent when its last write has stopped, and repeated."""
 
     request_id: Id
     item_id: Id
     rank: Amount
     message: str
     retry: bool
-    quiet: bool
-    """Nothing will be written any more, so the blocks are free to use at once."""
 
 
 class DeliveryAck(msgspec.Struct, frozen=True, tag="ack"):

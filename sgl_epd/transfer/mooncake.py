@@ -6,8 +6,10 @@ Written against mooncake-transfer-engine 0.3.13 (`mooncake.engine.TransferEngine
   So one thread submits, sleeps for most of the time that a write of the size takes at best, and then asks now and
   then. On few cores that is faster than spinning, which takes the core from Mooncake's own threads.
 * Over TCP a status "completed" means that the owner has the bytes in place (protocol v2), so no message of ours has to
-  say it again. A write cannot be called back: after a missed deadline it stays unquiet until Mooncake gives it up, at
-  the latest `stall_timeout_s` after its last progress.
+  say it again. What was submitted cannot be called back: after a missed deadline a write stays unquiet until Mooncake
+  has done it or given it up, the latter `stall_timeout_s` after its last progress. What waits for a connection starts
+  that time anew, so no more pieces are submitted to a peer than it has connections, first come first served. The rest
+  of a late write is never begun.
 * The first write to a peer fetches its metadata under a lock that all writes need, and waits up to a minute for a peer
   that accepts connections but does not answer. So a new peer is probed first, by a thread of its own and without the
   lock, and is written to only once it has answered.
@@ -21,17 +23,18 @@ import os
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sgl_epd.errors import ConfigError, PeerLostError, TransferError, TransferTimeoutError
 from sgl_epd.protocol.peers import MooncakePeer
 from sgl_epd.transfer.base import Region, Transfer, Write
-from sgl_epd.transfer.pieces import Piece
+from sgl_epd.transfer.pieces import Piece, split
 
-MAX_PIECES_UNDER_WAY = 64
-"""Of one write. Mooncake queues some 2000 for a peer and fails what comes beyond."""
+PIECES_UNDER_WAY = 4
+"""To one peer: Mooncake's default number of TCP connections (`MC_TCP_LANES_PER_PEER`)."""
+_PIECE_BYTES = 16 * 2**20
 _SURE_SHARE, _PAUSE_SHARE, _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.6, 1 / 8, 20e-6, 5e-3
 _TELLING_BYTES = 2**20
 """Smaller writes say more about latency than about pace."""
@@ -46,7 +49,7 @@ class MooncakeConfig:
     host: str = "127.0.0.1"
     protocol: str = "rdma"
     device: str = ""
-    stall_timeout_s: int | None = 2
+    stall_timeout_s: int | None = 1
     """A TCP write without progress for so long has failed. None leaves Mooncake's own 30 s: the setting holds for the
     whole process, so for one that also sends KV it has to suit both."""
 
@@ -84,14 +87,17 @@ def create_engine(config: MooncakeConfig) -> Any:
 
 @dataclasses.dataclass(slots=True)
 class _Job:
-    """One write: pieces still to be submitted, and Mooncake's numbers of those under way."""
+    """One write: pieces still to be submitted, and those under way by Mooncake's numbers."""
 
     write: Write
     peer: MooncakePeer
     pieces: deque[Piece]
     deadline: float
+    started_at: float = 0.0
     submitted_at: float = 0.0
-    batches: list[int] = dataclasses.field(default_factory=list)
+    """The last piece."""
+    batches: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Number -> bytes."""
     error: TransferError | None = None
 
     @property
@@ -126,6 +132,8 @@ class MooncakeTransfer(Transfer[MooncakePeer]):
         """Sessions that were probed -> whether they have answered yet."""
         self._pace = float("inf")
         """Seconds a byte takes at best."""
+        self._under_way: Counter[str] = Counter()
+        """Pieces by session."""
         self._closing_at = float("inf")
         self._thread = threading.Thread(target=self._run, name="mooncake-transfer", daemon=True)
         self._thread.start()
@@ -142,7 +150,7 @@ class MooncakeTransfer(Transfer[MooncakePeer]):
             )
 
     def _start(self, write: Write, peer: MooncakePeer, pieces: Sequence[Piece], timeout_s: float) -> None:
-        self._news.put(_Job(write, peer, deque(pieces), time.monotonic() + timeout_s))
+        self._news.put(_Job(write, peer, deque(split(pieces, _PIECE_BYTES)), time.monotonic() + timeout_s))
 
     def _close(self) -> None:
         self._news.put(None)
@@ -188,13 +196,16 @@ class MooncakeTransfer(Transfer[MooncakePeer]):
 
     def _pause_for(self, job: _Job, now: float) -> float:
         elapsed = now - job.submitted_at
-        best = job.write.nbytes * self._pace if self._pace < float("inf") else 0.0
+        best = sum(job.batches.values()) * self._pace if self._pace < float("inf") else 0.0
         return max(_SURE_SHARE * best - elapsed, _PAUSE_SHARE * elapsed)
 
     def _advance(self, job: _Job, now: float) -> None:
-        statuses = [(batch, self._engine.transfer_check_status(batch)) for batch in job.batches]
-        job.batches = [batch for batch, status in statuses if status == 0]
-        if any(status < 0 for _, status in statuses):
+        statuses = {batch: self._engine.transfer_check_status(batch) for batch in job.batches}
+        over = [batch for batch, status in statuses.items() if status != 0]
+        for batch in over:
+            del job.batches[batch]
+        self._under_way[job.peer.session] -= len(over)
+        if any(status < 0 for status in statuses.values()):
             self._fail(job)
         elif now >= job.deadline:
             job.give_up(TransferTimeoutError(f"the write to {job.peer.session} was not done in time"))
@@ -203,14 +214,15 @@ class MooncakeTransfer(Transfer[MooncakePeer]):
         if job.over:
             if job.error is None and job.write.nbytes >= _TELLING_BYTES:
                 # Down at once and up slowly: the best of late, not the mean of a busy time.
-                self._pace = min((now - job.submitted_at) / job.write.nbytes, 1.05 * self._pace)
+                self._pace = min((now - job.started_at) / job.write.nbytes, 1.05 * self._pace)
             # Changes only the quiet of a job that was given up.
             job.write.succeed()
 
     def _submit(self, job: _Job, now: float) -> None:
         peer = job.peer
-        job.submitted_at = job.submitted_at or now
-        while job.pieces and len(job.batches) < MAX_PIECES_UNDER_WAY:
+        while job.pieces and self._under_way[peer.session] < PIECES_UNDER_WAY:
+            job.started_at = job.started_at or now
+            job.submitted_at = now
             local, remote, length = job.pieces.popleft()
             batch = self._engine.transfer_submit_write(
                 peer.session, self.region.address + local, peer.address + remote, length
@@ -218,7 +230,8 @@ class MooncakeTransfer(Transfer[MooncakePeer]):
             if batch in _NO_BATCH:
                 self._fail(job)
                 return
-            job.batches.append(batch)
+            job.batches[batch] = length
+            self._under_way[peer.session] += 1
 
     def _fail(self, job: _Job) -> None:
         self._peers.pop(job.peer.session, None)

@@ -24,10 +24,10 @@ WANTS = [Want(name.encode() * 16, rows) for name, rows in SIZES.items()]
 
 @dataclasses.dataclass
 class Ghost:
-    """A peer that was given up while it wrote."""
+    """A peer that was told to write and may do so for some time, whoever wanted it."""
 
-    key: bytes
-    blocks: list[int]
+    embedding: Embedding
+    number: int
     until: float
 
 
@@ -39,19 +39,18 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.manager = MMBlockManager(BlockLayout(NUM_BLOCKS, ROWS, 8), max_waiting=1000, grace_s=GRACE_S)
+        self.manager = MMBlockManager(BlockLayout(NUM_BLOCKS, ROWS, 8), max_waiting=1000)
         self.memory: list[bytes] = [b""] * NUM_BLOCKS
         self.waiting: list[Reservation] = []
         self.held: list[Reservation] = []
         self.sending: list[Embedding] = []
         self.ghosts: list[Ghost] = []
+        self.ghosts_ever: list[Ghost] = []
         self.told: set[tuple[Reservation | None, Want]] = set()
         """Who was told, by `found` or `promoted`, to have what written."""
 
     def step(self) -> None:
         ending = [r for r in (*self.waiting, *self.held) if r.expires_at <= self.now]
-        for reservation in ending:
-            self.haunt(reservation)
         changes = self.manager.step(self.now)
         assert set(changes.expired) == set(ending)
         self.waiting = [r for r in self.waiting if r not in ending]
@@ -64,11 +63,14 @@ class Machine(RuleBasedStateMachine):
         self.waiting = self.waiting[len(changes.granted) :]
         self.told |= {(embedding.writer, embedding.want) for embedding in changes.promoted}
 
-    def haunt(self, reservation: Reservation) -> None:
-        """What a reservation's peers do that were told to write and have not stopped."""
-        for embedding in reservation.embeddings.values():
-            if embedding.writer is reservation and embedding.writing:
-                self.ghosts.append(Ghost(embedding.want.key, blocks_of(embedding), self.now + GRACE_S))
+    def order(self, reservation: Reservation, want: Want) -> None:
+        embedding = reservation.embeddings[want]
+        ghost = Ghost(embedding, len(self.ghosts_ever), reservation.expires_at + GRACE_S)
+        ordered = self.manager.order(reservation, want, ghost.number, ghost.until)
+        assert ordered == (embedding.writer is reservation)
+        if ordered:
+            self.ghosts.append(ghost)
+            self.ghosts_ever.append(ghost)
 
     @rule(wants=st.lists(st.sampled_from(WANTS), min_size=1, max_size=4))
     def reserve(self, wants: list[Want]) -> None:
@@ -81,9 +83,19 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def tell_a_peer(self, data: st.DataObject) -> None:
         reservation = data.draw(st.sampled_from(self.held))
-        want = data.draw(st.sampled_from(list(reservation.embeddings)))
-        expected = self.manager.expect(reservation, want)
-        assert expected == (reservation.embeddings[want].writer is reservation)
+        self.order(reservation, data.draw(st.sampled_from(list(reservation.embeddings))))
+
+    @precondition(lambda self: self.ghosts)
+    @rule(data=st.data(), says_so=st.booleans())
+    def a_peer_stops_or_is_lost(self, data: st.DataObject, says_so: bool) -> None:
+        ghost = data.draw(st.sampled_from(self.ghosts))
+        if says_so:
+            self.ghosts.remove(ghost)
+            self.manager.stopped(ghost.embedding, ghost.number)
+        else:
+            ghost.until = min(ghost.until, self.now + GRACE_S)
+            self.manager.lost(ghost.embedding, ghost.number, ghost.until)
+        self.step()
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -106,7 +118,6 @@ class Machine(RuleBasedStateMachine):
             if self.manager.fill(reservation, want):
                 for block in blocks_of(embedding):
                     self.memory[block] = want.key
-        self.haunt(reservation)
         self.manager.release(reservation, self.now)
         self.held.remove(reservation)
         self.step()
@@ -116,8 +127,7 @@ class Machine(RuleBasedStateMachine):
     def tell_peers_and_give_up(self, data: st.DataObject) -> None:
         reservation = data.draw(st.sampled_from(self.held))
         for want in reservation.embeddings:
-            self.manager.expect(reservation, want)
-        self.haunt(reservation)
+            self.order(reservation, want)
         self.manager.release(reservation, self.now)
         self.held.remove(reservation)
         self.step()
@@ -139,13 +149,9 @@ class Machine(RuleBasedStateMachine):
         self.step()
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), keep=st.booleans(), quiet=st.booleans())
-    def release(self, data: st.DataObject, keep: bool, quiet: bool) -> None:
+    @rule(data=st.data(), keep=st.booleans())
+    def release(self, data: st.DataObject, keep: bool) -> None:
         reservation = data.draw(st.sampled_from(self.held))
-        if quiet:
-            for want in reservation.embeddings:
-                self.manager.stopped(reservation, want)
-        self.haunt(reservation)
         self.manager.release(reservation, self.now, keep=keep)
         self.held.remove(reservation)
         self.step()
@@ -168,8 +174,8 @@ class Machine(RuleBasedStateMachine):
         """The worst that given-up peers can do: write all the time."""
         self.ghosts = [ghost for ghost in self.ghosts if self.now < ghost.until]
         for ghost in self.ghosts:
-            for block in ghost.blocks:
-                self.memory[block] = ghost.key
+            for block in blocks_of(ghost.embedding):
+                self.memory[block] = ghost.embedding.want.key
 
     @invariant()
     def books_are_right(self) -> None:

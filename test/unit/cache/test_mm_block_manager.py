@@ -16,8 +16,8 @@ def want(name: str, blocks: int = 1) -> Want:
     return Want(name.encode().ljust(16, b"."), blocks * 4)
 
 
-def manager(num_blocks: int = 8, **kwargs: float) -> MMBlockManager:
-    return MMBlockManager(BlockLayout(num_blocks, 4, 8), **kwargs)  # type: ignore[arg-type]
+def manager(num_blocks: int = 8, **kwargs: int) -> MMBlockManager:
+    return MMBlockManager(BlockLayout(num_blocks, 4, 8), **kwargs)
 
 
 def granted(blocks: MMBlockManager, *wants: Want, now: float = 0.0) -> Reservation:
@@ -180,33 +180,66 @@ def test_no_promotion_if_the_next_holder_is_gone_too() -> None:
     assert blocks.free_blocks == 8
 
 
-def test_blocks_of_a_given_up_writer_stay_out_of_use_for_the_grace() -> None:
-    blocks = manager(4, grace_s=0.5)
-    a = want("a", 4)
-    first = granted(blocks, a)
-    assert blocks.expect(first, a)
-    blocks.release(first, 1.0)
-    second = blocks.reserve("2", [want("b", 1)], 1.0, LEASE_S)
-    assert blocks.step(1.4).granted == []
-    assert blocks.next_at() == 1.5
-    assert blocks.step(1.5).granted == [second]
-
-
-def test_blocks_are_free_at_once_if_the_peer_said_that_it_stopped() -> None:
+def test_blocks_that_a_peer_may_write_to_stay_out_of_use_until_it_must_have_stopped() -> None:
     blocks = manager(4)
     a = want("a", 4)
     first = granted(blocks, a)
-    blocks.expect(first, a)
-    blocks.stopped(first, a)
+    assert blocks.order(first, a, "order", until=10.5)
     blocks.release(first, 1.0)
+    second = blocks.reserve("2", [want("b", 1)], 1.0, 100.0)
+    assert blocks.step(10.4).granted == []
+    assert blocks.next_at() == 10.5
+    assert blocks.step(10.5).granted == [second]
+
+
+def test_blocks_are_free_as_soon_as_the_peer_says_that_it_stopped() -> None:
+    blocks = manager(4)
+    a = want("a", 4)
+    first = granted(blocks, a)
+    embedding = first.embeddings[a]
+    blocks.order(first, a, "order", until=10.5)
+    blocks.release(first, 1.0)
+    second = blocks.reserve("2", [want("b", 1)], 1.0, 100.0)
+    blocks.stopped(embedding, "another")
+    assert blocks.step(2.0).granted == []
+    blocks.stopped(embedding, "order")
+    assert blocks.step(2.0).granted == [second]
+
+
+def test_a_lost_peer_has_stopped_sooner_but_never_later() -> None:
+    blocks = manager(4)
+    a = want("a", 4)
+    first = granted(blocks, a)
+    embedding = first.embeddings[a]
+    blocks.order(first, a, "order", until=10.5)
+    blocks.lost(embedding, "order", until=3.0)
+    blocks.lost(embedding, "order", until=7.0)
+    blocks.lost(embedding, "unknown", until=99.0)
+    assert embedding.unsafe_until == 3.0
+
+
+def test_every_peer_has_to_have_stopped() -> None:
+    blocks = manager(4)
+    a = want("a", 4)
+    first, second = granted(blocks, a), granted(blocks, a)
+    embedding = first.embeddings[a]
+    blocks.order(first, a, "1", until=5.0)
+    blocks.release(first, 1.0)
+    blocks.step(1.0)
+    assert blocks.order(second, a, "2", until=8.0)
+    blocks.stopped(embedding, "2")
+    blocks.release(second, 2.0)
+    blocks.step(4.9)
+    assert blocks.free_blocks == 0
+    blocks.step(5.0)
     assert blocks.free_blocks == 4
 
 
 def test_an_embedding_that_a_given_up_peer_may_still_touch_is_not_cached() -> None:
-    blocks = manager(4, grace_s=0.5)
+    blocks = manager(4)
     a = want("a", 4)
     first, second = granted(blocks, a), granted(blocks, a)
-    blocks.expect(first, a)
+    blocks.order(first, a, "1", until=1.5)
     blocks.release(first, 1.0)
     blocks.fill(second, a)
     blocks.release(second, 1.2)
@@ -215,13 +248,23 @@ def test_an_embedding_that_a_given_up_peer_may_still_touch_is_not_cached() -> No
     assert (blocks.free_blocks, blocks.cached_blocks) == (4, 0)
 
 
-def test_only_the_writer_may_tell_a_peer_to_write() -> None:
+def test_only_the_writer_may_order_and_only_what_is_not_there() -> None:
     blocks = manager()
     a = want("a")
     first, second = granted(blocks, a), granted(blocks, a)
-    assert blocks.expect(first, a)
-    assert not blocks.expect(second, a)
-    assert not blocks.expect(first, want("other"))
+    assert blocks.order(first, a, "1", until=1.0)
+    assert not blocks.order(second, a, "2", until=1.0)
+    assert not blocks.order(first, want("other"), "3", until=1.0)
+    blocks.fill(first, a)
+    assert not blocks.order(first, a, "4", until=1.0)
+
+
+def test_an_owner_that_is_sure_to_release_needs_no_lease() -> None:
+    blocks = manager(2)
+    first = granted(blocks, want("a", 2))
+    blocks.renew(first, 0.0, float("inf"))
+    assert blocks.next_at() is None
+    assert blocks.step(1e9).expired == []
 
 
 def test_a_lease_ends_waiting_and_granted_reservations() -> None:

@@ -65,7 +65,7 @@ def test_messages_to_the_encoder(message: Deliver | DeliveryAck | CancelRequest)
     "message",
     [
         Delivered("r", "r:0", 1),
-        DeliveryFailed(request_id="r", item_id="r:0", rank=0, message="gone", retry=True, quiet=False),
+        DeliveryFailed(request_id="r", item_id="r:0", rank=0, message="gone", retry=True),
     ],
     ids=lambda message: type(message).__name__,
 )

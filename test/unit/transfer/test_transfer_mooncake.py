@@ -13,7 +13,7 @@ from peers import until
 
 from sgl_epd.errors import ConfigError, PeerLostError, TransferError, TransferTimeoutError
 from sgl_epd.protocol.peers import MooncakePeer
-from sgl_epd.transfer.mooncake import MAX_PIECES_UNDER_WAY, MooncakeConfig, MooncakeTransfer, create_engine
+from sgl_epd.transfer.mooncake import PIECES_UNDER_WAY, MooncakeConfig, MooncakeTransfer, create_engine
 from sgl_epd.transfer.pieces import Piece
 
 NBYTES = 1 << 20
@@ -102,13 +102,32 @@ def test_a_write_is_submitted_at_the_right_addresses(engine: Engine, transfer: M
 
 
 def test_no_more_pieces_are_under_way_than_mooncake_queues(engine: Engine, transfer: MooncakeTransfer) -> None:
-    write = transfer.write(PEER, pieces(3 * MAX_PIECES_UNDER_WAY + 1), 5.0)
+    write = transfer.write(PEER, pieces(3 * PIECES_UNDER_WAY + 1), 5.0)
     while not write.done.done():
         engine.finish()
         time.sleep(0.001)
     write.done.result(0)
-    assert engine.most == MAX_PIECES_UNDER_WAY
-    assert len(engine.submitted) == 3 * MAX_PIECES_UNDER_WAY + 1
+    assert engine.most == PIECES_UNDER_WAY
+    assert len(engine.submitted) == 3 * PIECES_UNDER_WAY + 1
+
+
+def test_a_peer_has_so_many_pieces_under_way_first_come_first_served(
+    engine: Engine, transfer: MooncakeTransfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgl_epd.transfer.mooncake._PIECE_BYTES", 100)
+    late = transfer.write(PEER, [Piece(0, 0, 1000)], 0.2)
+    second = transfer.write(PEER, [Piece(2000, 2000, 100)], 5.0)
+    other = transfer.write(OTHER, [Piece(0, 0, 100)], 5.0)
+    until(lambda: len(engine.submitted) == PIECES_UNDER_WAY + 1)
+    assert [length for session, _, _, length in engine.submitted if session == PEER.session] == [100] * PIECES_UNDER_WAY
+    assert isinstance(late.done.exception(5.0), TransferTimeoutError)
+    assert len(engine.submitted) == PIECES_UNDER_WAY + 1, "the rest of a late write was begun"
+    engine.finish()
+    late.quiet.result(5.0)
+    other.done.result(5.0)
+    until(lambda: len(engine.submitted) == PIECES_UNDER_WAY + 2)
+    engine.finish()
+    second.done.result(5.0)
 
 
 def test_one_failed_piece_fails_the_write_but_it_is_quiet_only_when_all_have_ended(
@@ -134,13 +153,13 @@ def test_what_mooncake_does_not_take_fails(engine: Engine, transfer: MooncakeTra
 
 
 def test_a_missed_deadline_is_told_at_once_and_quiet_follows(engine: Engine, transfer: MooncakeTransfer) -> None:
-    write = transfer.write(PEER, pieces(MAX_PIECES_UNDER_WAY + 5), 0.05)
+    write = transfer.write(PEER, pieces(PIECES_UNDER_WAY + 5), 0.05)
     with pytest.raises(TransferTimeoutError):
         write.done.result(5.0)
     assert not write.quiet.done()
     engine.finish()
     write.quiet.result(5.0)
-    assert len(engine.submitted) == MAX_PIECES_UNDER_WAY, "it went on submitting"
+    assert len(engine.submitted) == PIECES_UNDER_WAY, "it went on submitting"
 
 
 def test_a_peer_is_probed_once_and_again_after_a_failure(engine: Engine, transfer: MooncakeTransfer) -> None:
