@@ -17,19 +17,7 @@ from sgl_epd.cache.reservation import Embedding, Reservation, Status, Want
 from sgl_epd.protocol.delivery import Deliver, Delivered, DeliveryAck, Destination, FromEncoder, ToEncoder
 from sgl_epd.protocol.encode import CancelRequest
 from sgl_epd.protocol.peers import Peer
-
-
-class Reference(NamedTuple):
-    """What the router tells prefill of one item, besides its grid."""
-
-    item_id: str
-    key: bytes
-    num_tokens: int
-    encoder: str
-
-    @property
-    def want(self) -> Want:
-        return Want(self.key, self.num_tokens)
+from sgl_epd.protocol.reference import Reference
 
 
 class Missing(NamedTuple):
@@ -116,7 +104,7 @@ class ArrivalBook:
             raise ValueError(f"request {request_id} is expected already")
         wanted: dict[Want, Reference] = {}
         for reference in references:
-            wanted.setdefault(reference.want, reference)
+            wanted.setdefault(_want(reference), reference)
         reservation = self._blocks.reserve(request_id, list(wanted), now, self._lease_s)
         self._arrivals[request_id] = _Arrival(reservation, wanted)
         return reservation
@@ -127,8 +115,8 @@ class ArrivalBook:
         if arrival is None:
             return
         for reference in references:
-            if reference.want in arrival.references:
-                arrival.references[reference.want] = reference
+            if _want(reference) in arrival.references:
+                arrival.references[_want(reference)] = reference
         self._order(request_id, arrival, now)
 
     def receive(self, encoder: str, message: FromEncoder, now: float) -> None:
@@ -241,3 +229,7 @@ class ArrivalBook:
                 self._told_ready.add(request_id)
                 self._blocks.renew(arrival.reservation, now, float("inf"))
                 self._news.ready.append(request_id)
+
+
+def _want(reference: Reference) -> Want:
+    return Want(reference.key, reference.num_tokens)

@@ -10,8 +10,10 @@ from sgl_epd.cache.layout import BlockLayout
 from sgl_epd.cache.mm_block_manager import MMBlockManager
 from sgl_epd.protocol.delivery import Deliver, Delivered, DeliveryAck, DeliveryFailed
 from sgl_epd.protocol.encode import CancelRequest
+from sgl_epd.protocol.items import EmbeddingFormat, Modality
 from sgl_epd.protocol.peers import LocalPeer
-from sgl_epd.scheduler.arrivals import ArrivalBook, Missing, News, Reference
+from sgl_epd.protocol.reference import Reference
+from sgl_epd.scheduler.arrivals import ArrivalBook, Missing, News
 
 LEASE_S, GRACE_S = 10.0, 1.0
 PEER = LocalPeer("p", 64)
@@ -23,7 +25,15 @@ def books(num_blocks: int = 8, **kwargs: int) -> tuple[ArrivalBook, MMBlockManag
 
 
 def ref(name: str, encoder: str = "e0", rows: int = 8, item: str | None = None) -> Reference:
-    return Reference(item or f"{name}-item", name.encode() * 16, rows, encoder)
+    return Reference(
+        encoder=encoder,
+        item_id=item or f"{name}-item",
+        key=name.encode() * 16,
+        modality=Modality.IMAGE,
+        grid=(1, 2, 2),
+        num_tokens=rows,
+        format=EmbeddingFormat(1, "float16"),
+    )
 
 
 def delivers(news: News) -> dict[str, list[str]]:

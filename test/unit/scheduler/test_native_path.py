@@ -19,8 +19,10 @@ from sgl_epd.cache.layout import BlockLayout
 from sgl_epd.cache.mm_block_manager import MMBlockManager
 from sgl_epd.protocol.delivery import Deliver, DeliveryAck
 from sgl_epd.protocol.encode import CancelRequest
+from sgl_epd.protocol.items import EmbeddingFormat, Modality
 from sgl_epd.protocol.peers import LocalPeer
-from sgl_epd.scheduler.arrivals import ArrivalBook, Reference
+from sgl_epd.protocol.reference import Reference
+from sgl_epd.scheduler.arrivals import ArrivalBook
 from sgl_epd.scheduler.deliveries import Delivery, DeliveryBook
 
 NUM_BLOCKS, GRACE_S, LEASE_S, RANK = 8, 0.5, 3.0, b"prefill"
@@ -62,7 +64,15 @@ class Machine(RuleBasedStateMachine):
 
     def reference(self, key: bytes, encoder: str) -> Reference:
         self.attempts += 1
-        return Reference(f"item{self.attempts}", key, ROWS[key], encoder)
+        return Reference(
+            encoder=encoder,
+            item_id=f"item{self.attempts}",
+            key=key,
+            modality=Modality.IMAGE,
+            grid=(1, 2, 2),
+            num_tokens=ROWS[key],
+            format=EmbeddingFormat(1, "float16"),
+        )
 
     def step(self) -> None:
         news = self.book.step(self.now)
