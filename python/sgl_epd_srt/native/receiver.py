@@ -48,6 +48,8 @@ class NativeReceiver(MMReceiverHTTP):  # type: ignore[misc]
     def _waiting(self, **kwargs: Any) -> Any:
         if is_attached(kwargs["recv_req"]):
             # Upstream finds the request to which a frame belongs by its id in this map.
+            # The context is passed because upstream would make one for each request, and never use it.
+            kwargs["zmq_context"] = self.scheduler_context
             return WaitingReferences(by_item=self.waiting_by_rid, **kwargs)
         return WaitingZmqRequest(**kwargs)
 

@@ -26,6 +26,9 @@ def references_of(request: Any) -> list[Reference]:
         return []
     if len(urls) != len(_flat(request.image_data)) or _flat(request.video_data) or _flat(request.audio_data):
         raise ValueError("a request holds either references or media, not both")
+    if getattr(request, "mm_hashes", None):
+        # They would replace the identity from which the ids have been laid out.
+        raise ValueError("mm_hashes do not go with references, which carry their own keys")
     try:
         found = [from_url(url) for url in urls]
     except BadRequestError as error:

@@ -86,7 +86,7 @@ class WaitingReferences(WaitingZmqRequest):  # type: ignore[misc]
             self.registration_error = (str(error), status)
 
     def consume_parts(self, parts: Sequence[Any]) -> None:
-        """One frame pair from an encoder: the embedding of an item, or why there is none."""
+        """One message from an encoder: the embedding of an item, or why there is none."""
         if self.status != WaitingMMRequestStatus.PENDING:
             return
         data = safe_pickle_loads(parts[0])
@@ -94,26 +94,39 @@ class WaitingReferences(WaitingZmqRequest):  # type: ignore[misc]
         if found is None:
             return  # a second copy of an item that is there already
         ref, items = found
-        problem = data.error_msg or _mismatch(data, parts, ref)
-        if problem:
-            self._fail_and_release(f"item {ref.item_id!r} of {ref.encoder}: {problem}", data.error_code or 502)
+        try:
+            problem = _problem(data, parts, ref)
+        except (AttributeError, TypeError) as error:
+            # Whatever a pickle of this class can hold: it may end this request, but not the scheduler's loop.
+            problem = (f"sent a malformed message ({error})", int(HTTPStatus.BAD_GATEWAY))
+        if problem is not None:
+            message, status = problem
+            self._fail_and_release(f"item {ref.item_id!r} of {ref.encoder}: {message}", status)
             return
         self._extract_embedding_from_buffer(data, parts)
+        self._place(ref, items, data.embedding)
+
+    def _place(self, ref: Reference, items: Sequence[Any], embedding: Any) -> None:
         for item in items:
-            item.precomputed_embeddings = data.embedding
+            item.precomputed_embeddings = embedding
         del self._missing[ref.item_id]
         if not self._missing:
             self.recv_req.input_ids = array("q", self.recv_req.mm_inputs.input_ids)
             self.status = WaitingMMRequestStatus.SUCCESS
 
 
-def _mismatch(data: Any, parts: Sequence[Any], ref: Reference) -> str | None:
-    shape, dtype = tuple(data.shape or ()), str(data.dtype).removeprefix("torch.")
+def _problem(data: Any, parts: Sequence[Any], ref: Reference) -> tuple[str, int] | None:
+    """Why a message is not the embedding that `ref` announces, and the status for the client; None if it is."""
+    if data.error_msg is not None:
+        known = isinstance(data.error_code, int) and HTTPStatus.BAD_REQUEST <= data.error_code < 600
+        return str(data.error_msg), data.error_code if known else int(HTTPStatus.BAD_GATEWAY)
+    shape, dtype = tuple(data.shape), str(data.dtype).removeprefix("torch.")
     if shape != (ref.num_tokens, ref.format.dim) or dtype != ref.format.dtype:
-        return f"sent {shape} of {dtype}, not {(ref.num_tokens, ref.format.dim)} of {ref.format.dtype}"
+        wanted = f"{(ref.num_tokens, ref.format.dim)} of {ref.format.dtype}"
+        return f"sent {shape} of {dtype}, not {wanted}", int(HTTPStatus.BAD_GATEWAY)
     nbytes = ref.num_tokens * ref.format.row_bytes
     if len(parts) != 2 or len(parts[1]) != nbytes:
-        return f"sent frames of another size than the {nbytes} bytes announced"
+        return f"sent frames of another size than the {nbytes} bytes announced", int(HTTPStatus.BAD_GATEWAY)
     return None
 
 
