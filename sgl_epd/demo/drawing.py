@@ -1,4 +1,9 @@
-"""Draws numbers from real handwritten digits, and coloured shapes, with varied size, place and background."""
+"""Draws numbers from real handwritten digits, and coloured shapes, on varied backgrounds.
+
+Pictures measure whole cells (28 pixels, what one token of the language model covers), and each digit or shape is
+centred on a cell, give or take two pixels, at about two cells' size. That keeps the task small enough for a model of a
+few megabytes that trains on a CPU in well under an hour.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,11 @@ Rng = np.random.Generator
 Size = tuple[int, int]  # width, height in pixels
 Canvas = NDArray[np.float32]  # (height, width, 3), or one colour, or a mask
 
-MIN_SIDE, MAX_SIDE = 84, 224
+CELL = 28
+CELLS_ACROSS, CELLS_DOWN = (4, 8), (3, 5)  # fewest and most
+MOST_ITEMS = 3  # digits or shapes in a picture
+_STEP = 2  # cells from one item to the next
+_WANDER = 2.0  # pixels by which an item may be off the centre of its cell
 RGB = {
     "red": (214, 38, 38),
     "green": (44, 156, 62),
@@ -27,78 +36,76 @@ RGB = {
     "orange": (244, 132, 24),
 }
 _OVERSAMPLE = 4  # shapes are drawn larger and reduced, for smooth edges
-_MIN_GAP = 28.0  # pixels between the centres of two shapes along x, so that "left to right" is never in doubt
 
 
 def random_size(rng: Rng) -> Size:
     """Width and height of a picture."""
-    width, height = rng.integers(MIN_SIDE, MAX_SIDE, size=2, endpoint=True)
-    return int(width), int(height)
+    across = rng.integers(*CELLS_ACROSS, endpoint=True)
+    down = rng.integers(*CELLS_DOWN, endpoint=True)
+    return int(across) * CELL, int(down) * CELL
 
 
 def draw_number(rng: Rng, split: Split, size: Size, augment: bool = False) -> tuple[Image.Image, Scene]:
-    """A number of 1 to 4 digits without leading zeros. `augment` distorts digits further, for training."""
-    width, height = size
-    count = int(rng.integers(1, min(4, width // 36), endpoint=True))
+    """A number of 1 to 3 digits without leading zeros. `augment` distorts digits further, for training."""
+    count = int(rng.integers(1, _most(size), endpoint=True))
     digits = [int(d) for d in rng.integers(0, 10, size=count)]
     if count > 1 and digits[0] == 0:
         digits[0] = int(rng.integers(1, 10))
-    pitch = rng.uniform(0.82, 1.0)
-    largest = min(72.0, height * 0.92, width * 0.96 / (1 + pitch * (count - 1)))
-    side = rng.uniform(min(36.0, largest), largest)
-    x = rng.uniform(0, width - side * (1 + pitch * (count - 1)))
-    y = rng.uniform(0, height - side)
+    first = int(rng.integers(1, _cells(size[0]) - 2 - _STEP * (count - 1), endpoint=True))
+    row = int(rng.integers(1, _cells(size[1]) - 2, endpoint=True))
     canvas = background(rng, size)
     pen = ink(rng, canvas)
+    side = round(rng.uniform(50, 56))
     items = []
-    for digit in digits:
-        dy = float(np.clip(y + rng.uniform(-0.06, 0.06) * side, 0, height - side))
-        mask = digit_mask(rng, digit, split, round(side), augment)
-        blend(canvas, mask, pen, round(x), round(dy))
-        items.append(Item(str(digit), "", (x + side / 2) / width, (dy + side / 2) / height))
-        x += side * pitch
+    for index, digit in enumerate(digits):
+        x, y = _centre(rng, first + _STEP * index, row)
+        mask = digit_mask(rng, digit, split, side, augment)
+        blend(canvas, mask, pen, round(x - side / 2), round(y - side / 2))
+        items.append(Item(str(digit), "", x / size[0], y / size[1]))
     return finish(rng, canvas), Scene("number", tuple(items))
 
 
 def draw_shapes(rng: Rng, size: Size) -> tuple[Image.Image, Scene]:
-    """One to four coloured shapes that do not overlap."""
-    width, height = size
-    most = min(4, int((width - 30) // (_MIN_GAP + 4)))
-    boxes = _place(rng, size, int(rng.integers(1, most, endpoint=True)))
-    palette = [(str(rng.choice(SHAPES)), str(rng.choice(COLOURS))) for _ in boxes]
+    """One to three coloured shapes that do not overlap, from left to right."""
+    columns = _columns(rng, _cells(size[0]), int(rng.integers(1, _most(size), endpoint=True)))
+    palette = [(str(rng.choice(SHAPES)), str(rng.choice(COLOURS))) for _ in columns]
     if rng.random() < 0.4:  # repeat a kind often, so that counting has something to count
         palette = [palette[int(rng.integers(0, 2))] if len(palette) > 1 else p for p in palette]
     canvas = background(rng, size)
     items = []
-    for (x, y, side), (name, colour) in zip(boxes, palette, strict=True):
-        mask = shape_mask(rng, name, round(side))
-        blend(canvas, mask, shape_colour(rng, colour), round(x - side / 2), round(y - side / 2))
-        items.append(Item(name, colour, x / width, y / height))
+    for column, (name, colour) in zip(columns, palette, strict=True):
+        x, y = _centre(rng, column, int(rng.integers(1, _cells(size[1]) - 2, endpoint=True)))
+        draw_shape(rng, canvas, name, colour, x, y)
+        items.append(Item(name, colour, x / size[0], y / size[1]))
     return finish(rng, canvas), Scene("shapes", tuple(items))
 
 
-def _place(rng: Rng, size: Size, count: int) -> list[tuple[float, float, float]]:
-    """Centre x, centre y and side of `count` boxes that do not overlap, from left to right."""
-    width, height = size
-    top = min(64.0, height * 0.6, width * 0.6)
-    boxes: list[tuple[float, float, float]] = []
-    tries = 0
-    while len(boxes) < count:
-        tries += 1
-        if tries % 60 == 0:  # a dead end: start over with smaller shapes
-            boxes, top = [], max(30.0, top * 0.85)
-        side = rng.uniform(28.0, top)
-        x = rng.uniform(side / 2, width - side / 2)
-        y = rng.uniform(side / 2, height - side / 2)
-        if all(_apart(x, y, side, box) for box in boxes):
-            boxes.append((x, y, side))
-    return sorted(boxes)
+def draw_shape(rng: Rng, canvas: Canvas, name: str, colour: str, x: float, y: float) -> None:
+    """One shape of 42 to 54 pixels, centred at x, y."""
+    side = round(rng.uniform(42, 54))
+    blend(canvas, shape_mask(rng, name, side), shape_colour(rng, colour), round(x - side / 2), round(y - side / 2))
 
 
-def _apart(x: float, y: float, side: float, other: tuple[float, float, float]) -> bool:
-    ox, oy, oside = other
-    reach = (side + oside) / 2 + 2
-    return abs(x - ox) >= _MIN_GAP and (abs(x - ox) >= reach or abs(y - oy) >= reach)
+def _cells(pixels: int) -> int:
+    return pixels // CELL
+
+
+def _most(size: Size) -> int:
+    """How many items fit side by side, two cells each, with half a cell left at both ends."""
+    return min(MOST_ITEMS, (_cells(size[0]) - 1) // _STEP)
+
+
+def _centre(rng: Rng, column: int, row: int) -> tuple[float, float]:
+    """Pixels of the middle of a cell, give or take a little."""
+    dx, dy = rng.uniform(-_WANDER, _WANDER, size=2)
+    return (column + 0.5) * CELL + dx, (row + 0.5) * CELL + dy
+
+
+def _columns(rng: Rng, across: int, count: int) -> list[int]:
+    """`count` of the inner columns, at least two apart, in order."""
+    slack = across - 2 - (_STEP * (count - 1) + 1)
+    gaps = sorted(int(g) for g in rng.integers(0, slack + 1, size=count))
+    return [1 + gap + _STEP * index for index, gap in enumerate(gaps)]
 
 
 def digit_mask(rng: Rng, digit: int, split: Split, side: int, augment: bool) -> Canvas:
@@ -205,6 +212,6 @@ def blend(canvas: Canvas, mask: Canvas, colour: Canvas, x: int, y: int) -> None:
 
 def finish(rng: Rng, canvas: Canvas) -> Image.Image:
     """Adds mild noise and rounds to 8 bits."""
-    strength = rng.uniform(0, 14)
+    strength = rng.uniform(0, 10)
     noise = rng.integers(0, 256, size=canvas.shape[:2], dtype=np.uint8).astype(np.float32) / 255 - 0.5
     return Image.fromarray(np.clip(canvas + strength * noise[..., None], 0, 255).astype(np.uint8))

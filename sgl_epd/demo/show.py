@@ -26,9 +26,9 @@ CASES: tuple[tuple[str, int, bool], ...] = (
     ("number", 1, False),
     ("shapes", 2, False),
     ("shapes.count", 3, False),
-    ("shapes.place", 4, True),
+    ("shapes.place", 5, True),
     ("two_images", 5, False),
-    ("three_images", 6, False),
+    ("three_images", 7, False),
     ("three_images.which", 7, True),
     ("text", 8, False),
 )

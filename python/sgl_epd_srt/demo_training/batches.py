@@ -21,8 +21,13 @@ from sgl_epd_srt.demo_training.conversations import (
 )
 from sgl_epd_srt.demo_training.crowd import crowd_size, draw_crowd
 from sgl_epd_srt.demo_training.recipe import CELL, MERGE, PATCH, Recipe
+from sgl_epd_srt.demo_training.tokens import Tokens, Words
 
-CELL_CLASSES = 10 + len(SHAPES) * len(COLOURS)
+NAMES = 10 + len(SHAPES)  # what an item is
+TINTS = len(COLOURS)  # the colour of a shape, apart from its name: so the features are apart, too
+RANKS = 4  # how many items are to the left of it
+QUARTERS = 4  # which quarter of the picture it is in
+CELL_CLASSES = NAMES + TINTS + RANKS + QUARTERS
 
 
 @dataclass
@@ -31,12 +36,8 @@ class Batch:
 
     patches: NDArray[np.uint8]  # (patches, 3 * PATCH * PATCH), in the order of Qwen2-VL's merger
     groups: list[tuple[int, int, int]]
-    cell_labels: NDArray[np.float32]  # (cells, CELL_CLASSES): which items have their centre in the cell
-    ids: NDArray[np.int64] | None = None  # (rows, length)
-    positions: NDArray[np.int64] | None = None  # (3, rows, length)
-    segments: NDArray[np.int64] | None = None  # (rows, length): which conversation a token belongs to, 0 is padding
-    image_slots: NDArray[np.int64] | None = None  # for each cell its flat place in `ids`, or -1 for none
-    targets: NDArray[np.int64] | None = None  # (rows, length): the next token where it is an answer's, else -100
+    cell_labels: NDArray[np.float32]  # (cells, CELL_CLASSES): what has its centre in the cell, -1 for unknown
+    words: Words | None = None
 
 
 def patchify(image: Image.Image, grid: Grid) -> NDArray[np.uint8]:
@@ -48,15 +49,19 @@ def patchify(image: Image.Image, grid: Grid) -> NDArray[np.uint8]:
 
 
 def cell_labels(scene: Scene, grid: Grid) -> NDArray[np.float32]:
+    """For each cell the items whose centre it holds: name, and in ordinary pictures rank from the left and quarter."""
     across, down = grid
     labels = np.zeros((down, across, CELL_CLASSES), dtype=np.float32)
-    for item in scene.items:
+    if scene.kind == "crowd":
+        labels[..., NAMES + TINTS :] = -1
+    for rank, item in enumerate(scene.items):
+        cell = labels[min(int(item.y * down), down - 1), min(int(item.x * across), across - 1)]
+        cell[10 + SHAPES.index(item.name) if item.colour else int(item.name)] = 1
         if item.colour:
-            index = 10 + SHAPES.index(item.name) * len(COLOURS) + COLOURS.index(item.colour)
-        else:
-            index = int(item.name)
-        row, column = int(item.y * down), int(item.x * across)
-        labels[min(row, down - 1), min(column, across - 1), index] = 1
+            cell[NAMES + COLOURS.index(item.colour)] = 1
+        if scene.kind != "crowd":
+            cell[NAMES + TINTS + rank] = 1
+            cell[NAMES + TINTS + RANKS + 2 * (item.y >= 0.5) + (item.x >= 0.5)] = 1
     return labels.reshape(-1, CELL_CLASSES)
 
 
@@ -73,7 +78,7 @@ def cells_of(image: Image.Image) -> int:
 def picture_batch(rng: np.random.Generator, count: int) -> Batch:
     """Pictures alone, mostly crowded, to train the vision tower."""
     grids = [random_grid(rng) for _ in range(3)]
-    plain = [random_picture(rng, grids[i % 3]) for i in range(count // 5)]
+    plain = [random_picture(rng, grids[i % 3]) for i in range(count * 2 // 5)]
     return _with_pictures(plain + _crowds(rng, grids, count - len(plain)))[0]
 
 
@@ -113,65 +118,47 @@ class ConversationBatcher:
         """Packs conversations into rows; `crowds` are only looked at, and belong to no conversation."""
         pictures = [picture for c in conversations for picture in c.pictures]
         batch, rank = _with_pictures(pictures + crowds)
-        tokens = [self._tokens(c) for c in conversations]
-        rows = _pack([len(ids) for ids, _, _ in tokens])
-        length = max(sum(len(tokens[i][0]) for i in row) for row in rows)
-        batch.ids = np.full((len(rows), length), self._pad, dtype=np.int64)
-        batch.targets = np.full((len(rows), length), -100, dtype=np.int64)
-        batch.positions = np.zeros((3, len(rows), length), dtype=np.int64)
-        batch.segments = np.zeros((len(rows), length), dtype=np.int64)
-        slots: dict[int, list[NDArray[np.int64]]] = {}
+        told = [self._tokens(c) for c in conversations]
+        rows = _pack([len(tokens.ids) for tokens in told])
+        length = max(sum(len(told[i].ids) for i in row) for row in rows)
+        words = Words.empty(len(rows), length, self._pad)
+        places: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * len(told)
         for r, row in enumerate(rows):
             start = 0
             for i in row:
-                ids, targets, positions = tokens[i]
-                here = slice(start, start + len(ids))
-                batch.ids[r, here], batch.targets[r, here] = ids, targets
-                batch.positions[:, r, here], batch.segments[r, here] = positions, i + 1
-                at = np.flatnonzero(np.asarray(ids) == self._image_pad) + r * length + start
-                slots[i] = _split(at, conversations[i].pictures)
-                start += len(ids)
-        places = [place for i in range(len(conversations)) for place in slots[i]]
-        places += [np.full(cells_of(image), -1, dtype=np.int64) for image, _ in crowds]
-        batch.image_slots = np.concatenate([places[i] for i in rank]) if rank else np.zeros(0, dtype=np.int64)
+                words.put(told[i], r, start, i + 1)
+                places[i] = told[i].image_places() + r * length + start
+                start += len(told[i].ids)
+        cells = [place for i, c in enumerate(conversations) for place in _split(places[i], c.pictures)]
+        cells += [np.full(cells_of(image), -1, dtype=np.int64) for image, _ in crowds]
+        words.image_slots = np.concatenate([np.zeros(0, dtype=np.int64), *(cells[i] for i in rank)])
+        batch.words = words
         return batch
 
-    def _tokens(self, conversation: Conversation) -> tuple[list[int], list[int], NDArray[np.int64]]:
-        """Token ids, targets (shifted by one) and the three rows of positions."""
-        ids: list[int] = []
-        answer: list[bool] = []
-        spans: list[tuple[int, Grid]] = []
-
-        def add(text: str, learn: bool = False) -> None:
-            tokens = self._tokenizer.encode(text, add_special_tokens=False)
-            ids.extend(tokens)
-            answer.extend([learn] * len(tokens))
-
-        for turn in conversation.turns:
-            add(f"<|im_start|>{turn.role}\n")
-            content = ""
-            for part in turn.parts:
-                if isinstance(part, str):
-                    content += part
-                    continue
-                add(content + "<|vision_start|>")
-                content = "<|vision_end|>"
-                grid = grid_of(conversation.pictures[part][0])
-                spans.append((len(ids), grid))
-                ids.extend([self._image_pad] * (grid[0] * grid[1]))
-                answer.extend([False] * (grid[0] * grid[1]))
-            if turn.role == "assistant":
-                add(content + "<|im_end|>", learn=True)
-                add("\n")
+    def _tokens(self, conversation: Conversation) -> Tokens:
+        tokens = Tokens(self._tokenizer, self._image_pad)
+        for role, text in conversation.earlier:
+            tokens.add(f"<|im_start|>{role}\n{text}<|im_end|>\n")
+        tokens.add("<|im_start|>user\n")
+        for part in conversation.opening:
+            if isinstance(part, str):
+                tokens.add(part)
             else:
-                add(content + "<|im_end|>\n")
-        targets = [ids[i + 1] if answer[i + 1] else -100 for i in range(len(ids) - 1)] + [-100]
-        return ids, targets, rope_positions(len(ids), spans)
+                tokens.add("<|vision_start|>")
+                tokens.add_picture(grid_of(conversation.pictures[part][0]))
+                tokens.add("<|vision_end|>")
+        for number, branch in enumerate(conversation.branches):
+            tokens.branch_off(number + 1)
+            for said, answer in zip((branch.rest, *branch.follow_ups), branch.answers, strict=True):
+                tokens.add(f"{said}<|im_end|>\n<|im_start|>assistant\n")
+                tokens.add(f"{answer}<|im_end|>", learn=True)
+                tokens.add("\n<|im_start|>user\n")
+        return tokens
 
 
 def _pack(lengths: list[int]) -> list[list[int]]:
-    """Rows of indices, longest first, so that no row is longer than the longest or about 200 tokens."""
-    room = max(200, *lengths)
+    """Rows of indices, longest first, so that no row is longer than the longest or 256 tokens."""
+    room = max(256, *lengths)
     rows: list[list[int]] = []
     left: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -189,23 +176,6 @@ def _split(at: NDArray[np.int64], pictures: tuple[Picture, ...]) -> list[NDArray
     """The places of each picture's cells."""
     ends = np.cumsum([cells_of(image) for image, _ in pictures])
     return np.split(at, ends)[:-1]
-
-
-def rope_positions(length: int, spans: list[tuple[int, Grid]]) -> NDArray[np.int64]:
-    """Qwen2-VL's temporal, height and width positions; a picture advances them by its longer side."""
-    out = np.zeros((3, length), dtype=np.int64)
-    position = token = 0
-    for start, (across, down) in spans:
-        text = start - token
-        out[:, token:start] = np.arange(position, position + text)
-        position += text
-        token = start + across * down
-        out[0, start:token] = position
-        out[1, start:token] = position + np.repeat(np.arange(down), across)
-        out[2, start:token] = position + np.tile(np.arange(across), down)
-        position += max(across, down)
-    out[:, token:] = np.arange(position, position + length - token)
-    return out
 
 
 def _with_pictures(pictures: list[Picture]) -> tuple[Batch, list[int]]:

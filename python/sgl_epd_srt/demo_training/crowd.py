@@ -12,34 +12,28 @@ from sgl_epd_srt.demo_training.recipe import CELL
 
 
 def draw_crowd(rng: Rng, size: Size) -> tuple[Image.Image, Scene]:
-    """Digits and shapes in the squares of a loose grid, each of its own size, none overlapping."""
+    """Digits and shapes on every second cell."""
     width, height = size
-    pitch = rng.uniform(34, 76)
     canvas = drawing.background(rng, size)
     ink = drawing.ink(rng, canvas)
     items = []
-    for row in range(int(height // pitch)):
-        for column in range(int(width // pitch)):
-            if rng.random() < 0.85:
-                side = rng.uniform(max(28.0, 0.7 * pitch), pitch)
-                x = pitch * column + rng.uniform(0, pitch - side)
-                y = pitch * row + rng.uniform(0, pitch - side)
-                items.append(_draw_one(rng, canvas, ink, (x, y, side)))
+    for row in range(1, height // CELL - 1, 2):
+        for column in range(1, width // CELL - 1, 2):
+            x, y = (column + 0.5) * CELL + rng.uniform(-2, 2), (row + 0.5) * CELL + rng.uniform(-2, 2)
+            items.append(_draw_one(rng, canvas, ink, x, y))
     return drawing.finish(rng, canvas), Scene("crowd", tuple(items))
 
 
-def _draw_one(rng: Rng, canvas: drawing.Canvas, ink: drawing.Canvas, box: tuple[float, float, float]) -> Item:
-    x, y, side = box
+def _draw_one(rng: Rng, canvas: drawing.Canvas, ink: drawing.Canvas, x: float, y: float) -> Item:
     height, width = canvas.shape[:2]
-    centre = ((x + side / 2) / width, (y + side / 2) / height)
+    centre = (x / width, y / height)
     if rng.random() < 0.65:
-        digit = int(rng.integers(0, 10))
-        mask = drawing.digit_mask(rng, digit, "train", round(side), augment=True)
-        drawing.blend(canvas, mask, ink, round(x), round(y))
+        digit, side = int(rng.integers(0, 10)), round(rng.uniform(50, 56))
+        mask = drawing.digit_mask(rng, digit, "train", side, augment=True)
+        drawing.blend(canvas, mask, ink, round(x - side / 2), round(y - side / 2))
         return Item(str(digit), "", *centre)
     name, colour = pick(rng, SHAPES), pick(rng, COLOURS)
-    mask = drawing.shape_mask(rng, name, round(side))
-    drawing.blend(canvas, mask, drawing.shape_colour(rng, colour), round(x), round(y))
+    drawing.draw_shape(rng, canvas, name, colour, x, y)
     return Item(name, colour, *centre)
 
 

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sgl_epd_srt.demo_training.batches import CELL_CLASSES, Batch
+from sgl_epd_srt.demo_training.batches import CELL_CLASSES, NAMES, RANKS, TINTS, Batch
 from sgl_epd_srt.demo_training.recipe import IMAGE_MEAN, IMAGE_STD, MERGE, PATCH, Recipe
+from sgl_epd_srt.demo_training.tokens import Words
 
 
 def build_model(recipe: Recipe, tokenizer: Any) -> Any:
@@ -76,37 +77,38 @@ class TrainingNetwork(nn.Module):  # type: ignore[misc]
         self.register_buffer("mean", torch.tensor(IMAGE_MEAN).repeat_interleave(PATCH * PATCH) * 255)
         self.register_buffer("std", torch.tensor(IMAGE_STD).repeat_interleave(PATCH * PATCH) * 255)
 
-    def cell_loss(self, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of the cell labels for each item there is, and the fraction of items named right."""
+    def cell_loss(self, features: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Cross-entropy of the cell labels for each item there is, and how much of it is right."""
         labels = torch.from_numpy(batch.cell_labels)
         logits = self.cells(features).float()
-        loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-        items = labels.sum().clamp(min=1)
-        named = labels.gather(1, logits.argmax(1, keepdim=True)).sum() / items
-        return loss / items, named
+        losses = F.binary_cross_entropy_with_logits(logits, labels.clamp(min=0), reduction="none")
+        named, items = _found(logits, labels, 0, NAMES)
+        tinted, _ = _found(logits, labels, NAMES, TINTS)
+        ranked, _ = _found(logits, labels, NAMES + TINTS, RANKS)
+        loss = losses.masked_fill(labels < 0, 0).sum() / items
+        return loss, {"cells": float(loss.detach()), "named": named, "tinted": tinted, "ranked": ranked}
 
-    def answer_loss(self, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy of the answers' tokens, and the fraction of tokens that are right."""
-        assert batch.ids is not None and batch.positions is not None and batch.segments is not None
-        assert batch.targets is not None and batch.image_slots is not None
+    def answer_loss(self, features: Tensor, words: Words) -> tuple[Tensor, Tensor]:
+        """Weighted mean cross-entropy of the answers' tokens, and the fraction of tokens that are right."""
         language = self.model.model.language_model
-        hidden = language.embed_tokens(torch.from_numpy(batch.ids))
+        hidden = language.embed_tokens(torch.from_numpy(words.ids))
         rows, length, width = hidden.shape
-        slots = torch.from_numpy(batch.image_slots)
+        slots = torch.from_numpy(words.image_slots)
         told = slots >= 0
         flat = hidden.reshape(rows * length, width)
         hidden = flat.index_copy(0, slots[told], features[told].to(hidden.dtype))
         hidden = hidden.view(rows, length, width)
-        rope = language.rotary_emb(hidden, torch.from_numpy(batch.positions))
-        mask = _mask(torch.from_numpy(batch.segments))
+        rope = language.rotary_emb(hidden, torch.from_numpy(words.positions))
+        mask = visible(torch.from_numpy(words.conversations), torch.from_numpy(words.branches))
         for layer in language.layers:
             hidden = layer(hidden, attention_mask=mask, position_embeddings=rope)
-        targets = torch.from_numpy(batch.targets).flatten()
-        wanted = targets.ge(0).nonzero().squeeze(1)
-        answers = language.norm(hidden.view(rows * length, width)[wanted])
-        logits = self.model.lm_head(answers).float()
-        right = (logits.argmax(-1) == targets[wanted]).float().mean()
-        return F.cross_entropy(logits, targets[wanted]), right
+        weights = torch.from_numpy(words.weights).flatten()
+        learnt = weights.nonzero().squeeze(1)
+        targets, weights = torch.from_numpy(words.targets).flatten()[learnt], weights[learnt]
+        logits = self.model.lm_head(language.norm(hidden.view(rows * length, width)[learnt])).float()
+        right = (logits.argmax(-1) == targets).float().mean()
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        return (losses * weights).sum() / weights.sum(), right
 
     def see(self, batch: Batch) -> Tensor:
         """The vision tower's output, one row a cell."""
@@ -121,11 +123,20 @@ class TrainingNetwork(nn.Module):  # type: ignore[misc]
         return visual.merger(hidden)
 
 
-def _mask(segments: Tensor) -> Tensor:
-    """Added to scores: a token sees its own conversation up to itself."""
-    same = segments[:, None, :, None] == segments[:, None, None, :]
+def _found(logits: Tensor, labels: Tensor, first: int, count: int) -> tuple[float, float]:
+    """Of `count` classes from `first`: the fraction of labels that have the highest logit, and how many there are."""
+    logits, labels = logits[:, first : first + count], labels[:, first : first + count].clamp(min=0)
+    items = max(1.0, float(labels.sum()))
+    return float(labels.gather(1, logits.argmax(1, keepdim=True)).sum()) / items, items
+
+
+def visible(conversations: Tensor, branches: Tensor) -> Tensor:
+    """Added to scores: a token sees what precedes it in its own branch and in the part that branches share."""
+    same = conversations[:, :, None] == conversations[:, None, :]
+    along = (branches[:, None, :] == 0) | (branches[:, :, None] == branches[:, None, :])
     earlier = torch.ones(same.shape[-2:], dtype=torch.bool).tril()
-    return torch.zeros(same.shape, dtype=torch.bfloat16).masked_fill_(~(same & earlier), -30_000.0)
+    hidden = ~(same & along & earlier)
+    return torch.zeros(hidden.shape, dtype=torch.bfloat16).masked_fill_(hidden, -30_000.0)[:, None]
 
 
 def _rotations(visual: Any, groups: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:

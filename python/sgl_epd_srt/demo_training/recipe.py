@@ -24,12 +24,12 @@ class Recipe:
     intermediate: int = 384
     mrope_section: tuple[int, int, int] = (8, 12, 12)
     # course
-    vision_steps: int = 700  # the vision tower alone, against the cell labels
-    single_steps: int = 800  # conversations about one picture
-    mixed_steps: int = 2500  # everything
-    vision_batch: int = 32  # pictures in a step of the vision tower alone
-    batch_images: int = 48  # pictures talked about in a step
-    crowds: int = 10  # crowded pictures beside them, for the vision tower
+    vision_steps: int = 600  # the vision tower alone, against the cell labels
+    single_steps: int = 250  # conversations about one picture
+    mixed_steps: int = 1850  # everything
+    vision_batch: int = 24  # pictures in a step of the vision tower alone
+    batch_images: int = 18  # pictures talked about in a step
+    crowds: int = 3  # crowded pictures beside them, for the vision tower
     peak_lr: float = 2e-3
     final_lr: float = 2e-5
     muon_ratio: float = 3.0  # Muon's learning rate over AdamW's

@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.manual_seed(recipe.seed)
     tokenizer = build_tokenizer(_corpus(recipe.seed), recipe.vocab_size)
     model = build_model(recipe, tokenizer)
+    if args.init is not None:
+        model.load_state_dict(type(model).from_pretrained(args.init, dtype=torch.float32).state_dict())
     network = TrainingNetwork(model, recipe)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
     total = recipe.vision_steps + recipe.single_steps + recipe.mixed_steps
@@ -69,11 +71,10 @@ def _losses(network: TrainingNetwork, batch: Batch, recipe: Recipe) -> dict[str,
     """Leaves the gradients of a batch, and returns what it measured."""
     with torch.autocast("cpu", torch.bfloat16, enabled=_has_fast_bfloat16()):
         features = network.see(batch)
-        cells, named = network.cell_loss(features, batch)
-        loss, seen = cells, {"cells": float(cells.detach()), "named": float(named)}
-        if batch.ids is not None:
-            answers, right = network.answer_loss(features, batch)
-            loss = answers + recipe.cell_loss_weight * cells
+        loss, seen = network.cell_loss(features, batch)
+        if batch.words is not None:
+            answers, right = network.answer_loss(features, batch.words)
+            loss = answers + recipe.cell_loss_weight * loss
             seen |= {"answers": float(answers.detach()), "right": float(right)}
     loss.backward()
     return seen
@@ -92,7 +93,8 @@ class Optimizers:
     """
 
     def __init__(self, network: TrainingNetwork, recipe: Recipe) -> None:
-        matrices, others = [], []
+        matrices: list[torch.nn.Parameter] = []
+        others: list[torch.nn.Parameter] = []
         for name, parameter in network.named_parameters():
             inside = parameter.dim() == 2 and not any(part in name for part in ("embed", "lm_head", "cells"))
             (matrices if inside else others).append(parameter)
@@ -169,6 +171,7 @@ class _Meter:
 def _parse(argv: Sequence[str] | None) -> tuple[Recipe, argparse.Namespace]:
     parser = argparse.ArgumentParser(prog="python -m sgl_epd.demo.train", description=__doc__)
     parser.add_argument("--out", type=Path, default=model_path(), help="folder of the checkpoint")
+    parser.add_argument("--init", type=Path, help="checkpoint to go on from, instead of from nothing")
     parser.add_argument("--threads", type=int, default=1, help="one core trains, the other draws")
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--save-every", type=int, default=0, help="write the checkpoint every N steps too")

@@ -59,11 +59,11 @@ def test_a_sample_is_deterministic_by_seed(kind: str) -> None:
 def test_known_sample_stays_the_same() -> None:
     case = sample("three_images", 0)
     assert [scene.content() for scene in case.scenes] == [
-        "a blue circle, a purple square",
-        "an orange triangle",
-        "523",
+        "a red star",
+        "a blue circle, a blue star",
+        "0",
     ]
-    assert [i.size for i in case.images] == [(105, 138), (88, 148), (194, 212)]
+    assert [i.size for i in case.images] == [(112, 112), (140, 84), (112, 140)]
 
 
 def test_splits_differ_and_unknown_kinds_are_refused() -> None:

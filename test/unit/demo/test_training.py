@@ -13,17 +13,23 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from sgl_epd_srt.demo_training.batches import (  # noqa: E402
+    Batch,
     ConversationBatcher,
     cell_labels,
     grid_of,
     patchify,
     picture_batch,
-    rope_positions,
 )
-from sgl_epd_srt.demo_training.conversations import random_conversation, random_grid, random_picture  # noqa: E402
+from sgl_epd_srt.demo_training.conversations import (  # noqa: E402
+    Conversation,
+    random_conversation,
+    random_grid,
+    random_picture,
+)
 from sgl_epd_srt.demo_training.network import TrainingNetwork, build_model  # noqa: E402
 from sgl_epd_srt.demo_training.recipe import IMAGE_MEAN, IMAGE_STD, Recipe  # noqa: E402
 from sgl_epd_srt.demo_training.tokenizer import build_tokenizer  # noqa: E402
+from sgl_epd_srt.demo_training.tokens import Tokens  # noqa: E402
 
 RECIPE = Recipe(vocab_size=300, vision_layers=2, layers=2, batch_images=12, crowds=2)
 
@@ -40,12 +46,15 @@ def network(tokenizer: Any) -> TrainingNetwork:
 
 def test_positions_follow_qwen2_vl(tokenizer: Any, network: TrainingNetwork) -> None:
     pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    ids = [9] * 4 + [pad] * 12 + [9] * 2 + [pad] * 9 + [9] * 3
-    kinds = torch.tensor([[int(i == pad) for i in ids]])
-    grids = torch.tensor([[1, 6, 8], [1, 6, 6]])
-    wanted, _ = network.model.model.get_rope_index(torch.tensor([ids]), kinds, image_grid_thw=grids)
-    ours = rope_positions(len(ids), [(4, (4, 3)), (18, (3, 3))])
-    assert ours.tolist() == wanted[:, 0].tolist()
+    tokens = Tokens(tokenizer, pad)
+    for text, grid in (("look: ", (4, 3)), (" and ", (3, 5)), ("?", None)):
+        tokens.add(text)
+        if grid:
+            tokens.add_picture(grid)
+    kinds = torch.tensor([[int(i == pad) for i in tokens.ids]])
+    grids = torch.tensor([[1, 6, 8], [1, 10, 6]])
+    wanted, _ = network.model.model.get_rope_index(torch.tensor([tokens.ids]), kinds, image_grid_thw=grids)
+    assert np.asarray(tokens.positions).T.tolist() == wanted[:, 0].tolist()
 
 
 def test_patches_follow_the_image_processor() -> None:
@@ -62,51 +71,96 @@ def test_patches_follow_the_image_processor() -> None:
     assert (levels - ours).abs().max() < 3, "resizing may round differently, by no more than a level or two"
 
 
-def test_quick_forward_equals_the_stock_one(
+def test_quick_vision_equals_the_stock_one(network: TrainingNetwork) -> None:
+    batch = picture_batch(np.random.default_rng(4), 7)
+    assert len(batch.groups) > 1
+    with torch.no_grad():
+        assert torch.allclose(network.see(batch), stock_cells(network, batch), atol=1e-4)
+
+
+def test_quick_answer_loss_equals_the_stock_one(
     tokenizer: Any, network: TrainingNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Same cells and same answer loss as the stock forward, for rows of different pictures and lengths."""
+    """Packed and branched, the loss is that of each branch read alone by stock transformers."""
     batch = ConversationBatcher(tokenizer, RECIPE).draw(np.random.default_rng(3), "mixed")
-    assert batch.ids is not None and batch.targets is not None and batch.segments is not None
+    words = batch.words
+    assert words is not None
     with torch.no_grad():
-        cells = network.see(batch)
-        loss, _ = network.answer_loss(cells, batch)
-        pixels = (torch.from_numpy(batch.patches).float() - network.mean) / network.std
-        pixels = pixels.view(-1, 3, 1, 196).expand(-1, 3, 2, 196).reshape(len(pixels), -1)
-        grids = torch.tensor([[1, 2 * d, 2 * a] for n, a, d in batch.groups for _ in range(n)])
-        stock_cells = network.model.model.visual(pixels, grid_thw=grids).pooler_output
-        assert torch.allclose(cells, stock_cells, atol=1e-4)
+        cells = stock_cells(network, batch)
+        loss, _ = network.answer_loss(cells, words)
         language = network.model.model.language_model
         monkeypatch.setattr(language.config, "_attn_implementation", "sdpa")
-        total = count = 0.0
-        places, segments = torch.from_numpy(batch.image_slots), torch.from_numpy(batch.segments)
-        embeds = language.embed_tokens(torch.from_numpy(batch.ids))
-        embeds.view(-1, RECIPE.hidden)[places[places >= 0]] = stock_cells[places >= 0]
-        for segment in range(1, int(segments.max()) + 1):  # each conversation alone, unpacked
-            row, at = (segments == segment).nonzero(as_tuple=True)
-            positions = torch.from_numpy(batch.positions)[:, row, at][:, None]
-            out = language(inputs_embeds=embeds[row, at][None], position_ids=positions)
-            logits, targets = network.model.lm_head(out.last_hidden_state)[0], torch.from_numpy(batch.targets)[row, at]
-            total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
-            count += int((targets >= 0).sum())
-    assert loss.item() == pytest.approx(total / count, rel=1e-4)
-    assert segments.shape[0] < segments.max(), "packed: fewer rows than conversations"
+        places = torch.from_numpy(words.image_slots)
+        embeds = language.embed_tokens(torch.from_numpy(words.ids))
+        embeds.view(-1, RECIPE.hidden)[places[places >= 0]] = cells[places >= 0]
+        total = weight = 0.0
+        for number in range(1, int(words.conversations.max()) + 1):
+            row = int(np.argwhere(words.conversations == number)[0, 0])
+            mine = words.conversations[row] == number
+            for branch in range(1, int(words.branches[row][mine].max()) + 1):
+                at = np.flatnonzero(mine & np.isin(words.branches[row], (0, branch)))
+                positions = torch.from_numpy(words.positions[:, row, at])[:, None]
+                out = language(inputs_embeds=embeds[row, at][None], position_ids=positions)
+                logits = network.model.lm_head(out.last_hidden_state)[0]
+                targets, weights = (torch.from_numpy(a[row, at]) for a in (words.targets, words.weights))
+                losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+                total += float((losses * weights).sum())
+                weight += float(weights.sum())
+    assert words.branches.max() > 1
+    assert words.ids.shape[0] < words.conversations.max(), "packed: fewer rows than conversations"
+    assert loss.item() == pytest.approx(total / weight, rel=1e-4)
 
 
-def test_targets_are_the_answers_alone(tokenizer: Any) -> None:
-    batcher = ConversationBatcher(tokenizer, RECIPE)
-    conversation = random_conversation(np.random.default_rng(8), [(3, 3)], 1)
-    ids, targets, _ = batcher._tokens(conversation)
-    answers = [t.parts[0] for t in conversation.turns if t.role == "assistant"]
-    learnt = tokenizer.decode([t for t in targets if t >= 0])
+def stock_cells(network: TrainingNetwork, batch: Batch) -> Any:
+    pixels = (torch.from_numpy(batch.patches).float() - network.mean) / network.std
+    pixels = pixels.view(-1, 3, 1, 196).expand(-1, 3, 2, 196).reshape(len(pixels), -1)
+    grids = torch.tensor([[1, 2 * down, 2 * across] for n, across, down in batch.groups for _ in range(n)])
+    return network.model.model.visual(pixels, grid_thw=grids).pooler_output
+
+
+def branched_conversation() -> Conversation:
+    drawn = (random_conversation(np.random.default_rng(seed), [(3, 3)], 1) for seed in range(100))
+    return next(c for c in drawn if len(c.branches) > 5)
+
+
+def test_answers_alone_are_learnt(tokenizer: Any) -> None:
+    conversation = branched_conversation()
+    tokens = ConversationBatcher(tokenizer, RECIPE)._tokens(conversation)
+    learnt = tokenizer.decode([i for i, weight in zip(tokens.ids, tokens.weights, strict=True) if weight])
+    answers = [answer for branch in conversation.branches for answer in branch.answers]
+    assert len(answers) > 5
     assert learnt == "".join(f"{answer}<|im_end|>" for answer in answers)
-    assert all(ids[i + 1] == t for i, t in enumerate(targets) if t >= 0)
 
 
-def test_cell_labels_mark_the_centres() -> None:
-    scene = Scene("crowd", (Item("7", "", 0.1, 0.9), Item("square", "green", 0.9, 0.1)))
-    labels = cell_labels(scene, (4, 3)).reshape(3, 4, -1)
-    assert [tuple(int(n) for n in at) for at in np.argwhere(labels)] == [(0, 3, 10 + 6 + 1), (2, 0, 7)]
+def test_each_branch_reads_as_the_chat_template_writes_it(tokenizer: Any) -> None:
+    conversation = branched_conversation()
+    tokens = ConversationBatcher(tokenizer, RECIPE)._tokens(conversation)
+    branch = conversation.branches[1]
+    ids = [i for i, b in zip(tokens.ids, tokens.branches, strict=True) if b in (0, 2)]
+    content = [{"type": "image"} if isinstance(p, int) else {"type": "text", "text": p} for p in conversation.opening]
+    messages = [{"role": role, "content": text} for role, text in conversation.earlier]
+    messages.append({"role": "user", "content": [*content, {"type": "text", "text": branch.rest}]})
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    wanted = tokenizer.encode(text.replace("<|image_pad|>", "<|image_pad|>" * 9), add_special_tokens=False)
+    assert ids[: len(wanted)] == wanted
+
+
+def test_cell_labels_name_rank_and_place_items() -> None:
+    items = (Item("7", "", 0.1, 0.9), Item("square", "green", 0.9, 0.1))
+    labels = cell_labels(Scene("shapes", items), (4, 3)).reshape(3, 4, -1)
+    found = [tuple(int(n) for n in at) for at in np.argwhere(labels == 1)]
+    assert found == [
+        (0, 3, 10 + 1),
+        (0, 3, 14 + 1),
+        (0, 3, 20 + 1),
+        (0, 3, 24 + 1),
+        (2, 0, 7),
+        (2, 0, 20),
+        (2, 0, 24 + 2),
+    ]
+    crowd = cell_labels(Scene("crowd", items), (4, 3))
+    assert (crowd[:, 20:] == -1).all()
+    assert (crowd[:, :20] == labels.reshape(12, -1)[:, :20]).all()
 
 
 def test_batches_depend_on_the_seed_alone() -> None:
