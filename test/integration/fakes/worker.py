@@ -80,7 +80,7 @@ class FakeWorker:
 
     async def start(self) -> FakeWorker:
         self.port = await self.server.start(self.port)
-        if self.role == "prefill":
+        if self.role != "decode":
             await self.encoders.start()
         return self
 
@@ -261,7 +261,7 @@ class FakeWorker:
         leg.fault = self._take_fault(leg)
         if leg.fault and await leg.fault.on_request(self, connection, leg):
             return
-        if self.role == "prefill" and self.encoders.urls and media_items(leg.body):
+        if self.role != "decode" and self.encoders.urls and media_items(leg.body):
             try:
                 await self.encoders.encode(leg.body, leg.rids[0])
             except EncodeError as problem:
