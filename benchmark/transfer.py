@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import mmap
 import os
 import platform
 import socket
@@ -30,7 +31,7 @@ import msgspec
 import numpy as np
 
 from sgl_epd.protocol.peers import MooncakePeer, Peer
-from sgl_epd.transfer.base import Transfer
+from sgl_epd.transfer.base import Region, Transfer
 from sgl_epd.transfer.local import LocalHub, LocalTransfer
 from sgl_epd.transfer.mooncake import MooncakeConfig, MooncakeTransfer, create_engine
 from sgl_epd.transfer.pieces import Piece
@@ -98,7 +99,7 @@ def serve() -> None:
     """The other process: one region for each backend, and a TCP server."""
     transfers = {"shm": ShmTransfer(), "zmq": ZmqTransfer(HOST), "mooncake": mooncake(), "mooncake itself": mooncake()}
     regions = {name: transfer.allocate(NBYTES).data for name, transfer in transfers.items()}
-    regions["tcp"] = np.zeros(NBYTES, np.uint8)
+    regions["tcp"] = memory()
     server = socket.create_server((HOST, 0))
     threading.Thread(target=receive, args=(server, regions["tcp"]), daemon=True).start()
     peers = {name: transfer.describe() for name, transfer in transfers.items()}
@@ -123,12 +124,17 @@ def mooncake() -> MooncakeTransfer:
     return MooncakeTransfer(MooncakeConfig(host=HOST, protocol="tcp"))
 
 
+def memory() -> Any:
+    """Of the same kind as the backends allocate, so that all movers have the same pages."""
+    return Region.over(mmap.mmap(-1, NBYTES)).data
+
+
 def digest(data: Any, nbytes: int) -> str:
     return hashlib.sha256(data[:nbytes].tobytes()).hexdigest()
 
 
 def movers(targets: Targets, source: Any) -> list[Mover]:
-    other = np.zeros(NBYTES, np.uint8)
+    other = memory()
 
     def memcpy(nbytes: int, count: int) -> None:
         for local, remote, length in pieces(nbytes, count):
@@ -209,7 +215,8 @@ def run(process: subprocess.Popen[str], repeat: int) -> dict[str, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
     targets = msgspec.json.decode(process.stdout.readline(), type=Targets)
-    source = np.random.default_rng(0).integers(0, 256, NBYTES, np.uint8)
+    source = memory()
+    source[:] = np.random.default_rng(0).integers(0, 256, NBYTES, np.uint8)
     everybody = movers(targets, source)
     sizes = {size: take_turns(everybody, size, 1, repeat) for size in SIZES}
     for mover in everybody:
