@@ -12,6 +12,7 @@ computed from data sheets (`roofline`); each stage says which. Only the last kin
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -77,6 +78,23 @@ class DecodeCost(_Part, frozen=True, kw_only=True):
 
     def seconds(self, context: float, sequences: float) -> float:
         return self.step_s + max(self.floor_s, self.sequence_s * sequences) + self.context_s * context
+
+    def many(self, steps: int, context: float, sequences: float) -> float:
+        """So many steps of one batch, whose contexts grow by a token each time. `context` is that of the first."""
+        return steps * self.seconds(context, sequences) + self.context_s * sequences * steps * (steps - 1) / 2
+
+    def steps_within(self, seconds: float, context: float, sequences: float) -> int:
+        """How many of these steps are over after so long."""
+        first, growth = self.seconds(context, sequences), self.context_s * sequences / 2
+        # The root of many(n) = seconds; of the two equal forms this one is exact where growth is small.
+        half = (first - growth) / 2
+        steps = int(seconds / (half + math.sqrt(half * half + growth * seconds)))
+        # Sums are rounded: settle which side of the end of a step this is.
+        while steps and self.many(steps, context, sequences) > seconds:
+            steps -= 1
+        while self.many(steps + 1, context, sequences) <= seconds:
+            steps += 1
+        return steps
 
 
 class TransferCost(_Part, frozen=True, kw_only=True):

@@ -1,0 +1,8 @@
+"""A cluster in virtual time: the router's policies, the workers' schedulers and block managers, and a cost model."""
+
+from __future__ import annotations
+
+from sgl_epd.planner.simulator.plan import ClusterPlan, WorkerPlan, parse_cluster
+from sgl_epd.planner.simulator.simulate import Hardware, Simulation, simulate
+
+__all__ = ["ClusterPlan", "Hardware", "Simulation", "WorkerPlan", "parse_cluster", "simulate"]
