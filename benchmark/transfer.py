@@ -2,11 +2,12 @@
 
     python benchmark/transfer.py [--repeat 40] [--output benchmark/results/transfer.json]
 
-For every size, all movers take turns, so that whatever else the machine does hits all of them: the four backends; a
-copy within one process; a raw TCP socket; and Mooncake by itself in two ways: `batch_transfer_sync_write`, as SGLang
-calls it, and `transfer_submit_write` asked again in a tight loop. A write is timed from the call until its bytes are
-known to lie in the other process. One write is under way at a time, so bandwidth is size over the median time. A second
-table shows what 4 MiB cost when they lie in many pieces. The goals compare with the faster of Mooncake's two ways.
+For every size, all movers take turns in random order, so that whatever else the machine does hits all of them: the
+four backends; a copy within one process; a raw TCP socket; and Mooncake by itself in two ways: as SGLang calls it,
+`batch_transfer_sync_write`, and `transfer_submit_write` asked again in a tight loop. A write is timed from the call
+until its bytes are known to lie in the other process. One write is under way at a time, so bandwidth is size over the
+median time. A second table shows what 4 MiB cost when they lie in many pieces. The goals compare with the faster of
+Mooncake's two ways.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import mmap
 import os
 import platform
+import random
 import socket
 import statistics
 import subprocess
@@ -231,8 +233,10 @@ def run(process: subprocess.Popen[str], repeat: int) -> dict[str, Any]:
 
 def take_turns(everybody: list[Mover], nbytes: int, count: int, repeat: int) -> dict[str, Times]:
     times: dict[str, list[float]] = {mover.name: [] for mover in everybody}
+    order = random.Random(nbytes + count)
     for turn in range(repeat + 2):
-        for mover in everybody:
+        # In another order each time: whoever follows one that uses the same memory finds it in the caches.
+        for mover in order.sample(everybody, len(everybody)):
             started = time.perf_counter()
             mover.move(nbytes, count)
             if turn >= 2:  # the first ones open connections and touch memory
