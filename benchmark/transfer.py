@@ -1,6 +1,6 @@
 """How fast each transfer backend moves one embedding from process to process, and how much of that is the machine.
 
-    python benchmark/transfer.py [--repeat 40] [--output benchmark/results/transfer.json]
+    python benchmark/transfer.py [--repeat 100] [--output benchmark/results/transfer.json]
 
 For every size, all movers take turns in random order, so that whatever else the machine does hits all of them: the
 four backends; a copy within one process; a raw TCP socket; and Mooncake by itself in two ways: as SGLang calls it,
@@ -78,7 +78,7 @@ def pieces(nbytes: int, count: int) -> list[Piece]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=40)
+    parser.add_argument("--repeat", type=int, default=100)
     parser.add_argument("--output", type=Path, default=ROOT / "benchmark" / "results" / "transfer.json")
     parser.add_argument("--target", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
