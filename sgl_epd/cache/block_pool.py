@@ -1,7 +1,7 @@
 """Which blocks are free, kept as runs of neighbours.
 
-Runs, because a run travels as one write: Mooncake over TCP took some 30 times as long for 4 MiB in 1024 pieces as in
-one (`benchmark/transfer.py --pieces`). So allocation looks for one run that fits before it takes several.
+Runs, because a run travels as one write: 4 MiB in 1024 pieces take Mooncake over TCP more than ten times as long as in
+one (`benchmark/transfer.py`). So allocation looks for one run that fits before it takes several.
 """
 
 from __future__ import annotations

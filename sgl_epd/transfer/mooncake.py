@@ -13,7 +13,7 @@ Written against mooncake-transfer-engine 0.3.13 (`mooncake.engine.TransferEngine
 * The first write to a peer fetches its metadata under a lock that all writes need, and waits up to a minute for a peer
   that accepts connections but does not answer. So a new peer is probed first, by a thread of its own and without the
   lock, and is written to only once it has answered.
-* Each piece costs as much as 64 KiB or so: coalesce.
+* A piece costs about as much as 100 KiB, however small it is: coalesce.
 """
 
 from __future__ import annotations
