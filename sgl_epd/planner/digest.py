@@ -7,7 +7,6 @@ percent at most, whatever the distribution, and digests of several workers add u
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 _ACCURACY = 0.005
 _BASE = math.log((1 + _ACCURACY) / (1 - _ACCURACY))
@@ -26,23 +25,28 @@ class Digest:
         self.low = math.inf
         self.high = 0.0
         self._zeros = 0
-        self._buckets: Counter[int] = Counter()
+        self._buckets: dict[int, int] = {}
 
     def add(self, value: float, count: int = 1) -> None:
         self.count += count
         self.total += value * count
-        self.low, self.high = min(self.low, value), max(self.high, value)
+        if value < self.low:
+            self.low = value
+        if value > self.high:
+            self.high = value
         if value < _LEAST:
             self._zeros += count
         else:
-            self._buckets[math.ceil(math.log(value) / _BASE)] += count
+            bucket = math.ceil(math.log(value) / _BASE)
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + count
 
     def merge(self, other: Digest) -> None:
         self.count += other.count
         self.total += other.total
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self._zeros += other._zeros
-        self._buckets.update(other._buckets)
+        for bucket, count in other._buckets.items():
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + count
 
     @property
     def mean(self) -> float:

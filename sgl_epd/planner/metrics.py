@@ -23,8 +23,9 @@ class Slo(msgspec.Struct, frozen=True):
     ttft_s: float
     tpot_s: float
 
-    def met(self, ttft_s: float, tpot_s: float, scale: float = 1.0) -> bool:
-        return ttft_s <= self.ttft_s * scale and tpot_s <= self.tpot_s * scale
+    def needed_scale(self, ttft_s: float, tpot_s: float) -> float:
+        """By how much both targets would have to be multiplied to be met just so."""
+        return max(ttft_s / self.ttft_s, tpot_s / self.tpot_s)
 
 
 def parse_slo(text: str) -> Slo:
@@ -110,8 +111,9 @@ class Metrics:
         for stage, wait_s in request.waits:
             self.waits.setdefault(stage, Digest()).add(wait_s)
         if self.slo is not None:
+            needed = self.slo.needed_scale(ttft_s, tpot_s)
             for scale in self.scales:
-                self._good[scale] += self.slo.met(ttft_s, tpot_s, scale)
+                self._good[scale] += needed <= scale
 
     def fail(self, at: float, number: int | None = None) -> None:
         """A request that came at `at` was refused or broken off."""
@@ -131,6 +133,11 @@ class Metrics:
     def span_s(self) -> float:
         """From the first arrival to the last end."""
         return max(0.0, self.last_at - self.first_at)
+
+    @property
+    def bad(self) -> int:
+        """Requests that missed the targets as they are (scale 1). 0 without targets."""
+        return self.requests - self._good[1.0] if self.slo is not None and 1.0 in self._good else 0
 
     def attainment(self, scale: float = 1.0) -> float:
         """Share of all requests that met the targets times `scale`. Raises `ConfigError` without targets."""

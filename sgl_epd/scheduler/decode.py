@@ -66,7 +66,10 @@ class DecodeScheduler:
         """Granted and not running yet."""
         self._step = 0
         self._events: list[tuple[int, int, int, DecodeJob]] = []
-        """(step, joining, tie, job): at that step the job ends or needs more KV. Stale ones name an older joining."""
+        """(step, kind, joining, job): then the job ends (0) or needs more KV (1). Stale ones name an older joining.
+
+        Ends come first: they free KV, and whoever ends must not be retracted.
+        """
         self._numbers = count(1)
         self.context_tokens = 0
         """In the KV caches of the batch."""
@@ -85,12 +88,16 @@ class DecodeScheduler:
         """Raises `PayloadTooLargeError` if it can never fit and `UnavailableError` if too many wait."""
         if job.context < 1 or job.left < 1:
             raise ValueError(f"an answer of {job.left} tokens after {job.context}")
-        if self._kv.blocks_for(job.context + job.left) > self._kv.total:
-            room = self._kv.total * self._kv.block_tokens
-            raise PayloadTooLargeError(f"{job.context + job.left} tokens; this worker's KV cache holds {room}")
+        self.ensure_fits(job.context + job.left)
         if len(self._waiting) >= self._config.max_decode_waiting:
             raise UnavailableError(f"{len(self._waiting)} requests wait for KV already", retry_after_s=1.0)
         self._waiting.append(job)
+
+    def ensure_fits(self, tokens: int) -> None:
+        """Raises `PayloadTooLargeError` if so many, prompt and answer, can never be there at the same time."""
+        if self._kv.blocks_for(tokens) > self._kv.total:
+            room = self._kv.total * self._kv.block_tokens
+            raise PayloadTooLargeError(f"{tokens} tokens; this worker's KV cache holds {room}")
 
     def grant(self) -> list[DecodeJob]:
         """Those that have KV now. Their contents may be sent; when they are there, call `ready`."""
@@ -102,7 +109,10 @@ class DecodeScheduler:
         return granted
 
     def adopt(self, job: DecodeJob, blocks: int) -> bool:
-        """Its KV is here already, in blocks that this worker's prefill took. False if the batch is full."""
+        """Its KV is here already, in blocks that this worker's prefill took. False if the batch is full.
+
+        The caller has checked with `ensure_fits` before the prefill.
+        """
         if len(self._running) + self._granted >= self._config.max_running_requests:
             return False
         job.blocks = blocks
@@ -173,10 +183,12 @@ class DecodeScheduler:
     def _plan(self, job: DecodeJob) -> None:
         """The next step at which something happens to it: its end, or the last of its blocks is full."""
         room = job.blocks * self._kv.block_tokens - job.context
-        heapq.heappush(self._events, (self._step + min(job.left, max(room, 1)), job.number, 0, job))
+        ends = job.left <= room
+        steps = job.left if ends else max(room, 1)
+        heapq.heappush(self._events, (self._step + steps, 0 if ends else 1, job.number, job))
 
     def _stale(self, event: tuple[int, int, int, DecodeJob]) -> bool:
-        return event[3].ended or event[3].number != event[1] or event[3].joined_step < 0
+        return event[3].ended or event[3].number != event[2] or event[3].joined_step < 0
 
     def _settle(self, job: DecodeJob) -> None:
         """Bring its own counts up to the current step."""

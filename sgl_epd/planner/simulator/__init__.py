@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from sgl_epd.planner.simulator.plan import ClusterPlan, WorkerPlan, parse_cluster
-from sgl_epd.planner.simulator.simulate import Hardware, Simulation, simulate
+from sgl_epd.planner.simulator.simulate import Hardware, Simulation, fixed_cost
 
-__all__ = ["ClusterPlan", "Hardware", "Simulation", "WorkerPlan", "parse_cluster", "simulate"]
+__all__ = ["ClusterPlan", "Hardware", "Simulation", "WorkerPlan", "fixed_cost", "parse_cluster"]

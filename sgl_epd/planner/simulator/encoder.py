@@ -185,5 +185,8 @@ class Encoder:
         self._step()
 
     def _step(self) -> None:
+        if not self._blocks.num_waiting:
+            # Nobody to grant to, and no lease here ever ends.
+            return
         for reservation in self._blocks.step(self._events.now).granted:
             self._granted.pop(reservation)(reservation)

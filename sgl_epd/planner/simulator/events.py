@@ -23,6 +23,10 @@ class Events:
     def after(self, seconds: float, action: Callable[..., None], *args: Any) -> None:
         self.at(self.now + seconds, action, *args)
 
+    def stop(self) -> None:
+        """Nothing of what was planned will happen."""
+        self._heap.clear()
+
     def run(self) -> None:
         """Until nothing is left to happen."""
         heap = self._heap

@@ -78,16 +78,17 @@ class Flight:
     decode_job: DecodeJob | None = None
     granted: bool = False
     """Its decode worker has room for its KV."""
+    complete_at: float = -1.0
+    """When its embeddings, or its pixels, were all where its prefill is; at once for text."""
     unprepared: int = 0
     """Items that a worker which encodes by itself has not preprocessed."""
     leases: list[Lease] = dataclasses.field(default_factory=list)
     encode_leases: dict[Want, Lease] = dataclasses.field(default_factory=dict)
     encode_wait_s: float = 0.0
     ready_at: float = 0.0
-    """When all that prefill needs was there."""
+    """When prefill could begin: complete, and room for its KV where it goes on."""
     started_at: float = -1.0
     """When prefill took it up."""
-    prefilled_at: float = -1.0
     first_token_at: float = 0.0
     done: bool = False
 

@@ -73,7 +73,7 @@ class LanguageWorker:
         """A request comes here for prefill. Raises what the schedulers raise; then nothing is held."""
         flight.prefiller = self
         if not flight.items:
-            self._submit(flight)
+            self._complete(flight)
         elif self._encodes:
             self._preprocess(flight)
         else:
@@ -97,7 +97,7 @@ class LanguageWorker:
         if flight.prefill_job is not None:
             self._prefill.cancel(flight.prefill_job)
 
-    def send_kv(self, flight: Flight) -> None:
+    def _send_kv(self, flight: Flight) -> None:
         """To its decode worker, which has room."""
         transfer = self._cost.kv_transfer
         nbytes = self._model.kv_bytes(flight.prompt_tokens, sum(item.size.embeddings for item in flight.items))
@@ -143,7 +143,7 @@ class LanguageWorker:
         loaded: set[int] = set()
         flight.unprepared = len(flight.items) if self._cores else 0
         if not self._cores:
-            self._submit(flight)
+            self._complete(flight)
         for item in flight.items if self._cores else ():
             megapixels = 0.0 if item.content in loaded else item.megapixels
             loaded.add(item.content)
@@ -158,7 +158,18 @@ class LanguageWorker:
             self._complete(flight)
 
     def _complete(self, flight: Flight) -> None:
-        """All that prefill needs is there."""
+        """Text, pixels or embeddings are all there."""
+        flight.complete_at = self._events.now
+        self.may_begin(flight)
+
+    def may_begin(self, flight: Flight) -> None:
+        """Into prefill's queue, once it is complete and its decode worker has room.
+
+        SGLang's prefill waits for that as well (its bootstrap queue). Otherwise a prompt that is done could hold KV
+        here while it waits for room there, which is held by one that waits for KV here.
+        """
+        if flight.complete_at < 0 or not (flight.granted or flight.decoder is None):
+            return
         try:
             self._submit(flight)
         except RequestError:
@@ -167,6 +178,8 @@ class LanguageWorker:
     def _submit(self, flight: Flight) -> None:
         request = flight.request
         cached = request.prefix_tokens if request.stream in self._prefixes else 0
+        if self._decodes:
+            self._decode.ensure_fits(flight.prompt_tokens + request.output_tokens)
         reserve = min(request.output_tokens, self._reserve_tokens)
         job = PrefillJob(flight.id, flight.prompt_tokens, self._events.now, cached, reserve)
         self._prefill.submit(job)
@@ -206,8 +219,8 @@ class LanguageWorker:
                 self._decode.ready(job)
                 continue
             flight.granted = True
-            if flight.prefilled_at >= 0 and flight.prefiller is not None:
-                flight.prefiller.send_kv(flight)
+            if flight.prefiller is not None:
+                flight.prefiller.may_begin(flight)
 
     # The device
 
@@ -265,15 +278,15 @@ class LanguageWorker:
         for job in self._prefill.ran(batch):
             flight = self._hooks.flights[job.request_id]
             self._prefixes.add(flight.request.stream)
-            flight.prefilled_at = self._events.now
             if flight.reservation is not None:
                 self._blocks.release(flight.reservation, self._events.now)
                 flight.reservation = None
             if flight.decoder is None:
                 self._continue_here(flight, job)
-            elif flight.granted:
-                self.send_kv(flight)
-        self._step_blocks()
+            else:
+                self._send_kv(flight)
+        if self._blocks.num_waiting:
+            self._step_blocks()
         self.kick()
 
     def _keep(self, media: list[Item]) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from sgl_epd.planner.simulator.flight import Flight, Item, View
 from sgl_epd.planner.workload import Request
 from sgl_epd_router.policies import PolicyConfig, make_policy
-from sgl_epd_router.route_key import MediaKey, RouteKey
+from sgl_epd_router.route_key import EMPTY_KEY, MediaKey, RouteKey
 
 _BYTES_PER_TOKEN = 4
+_BLIND = frozenset({"random", "round_robin", "power_of_two", "least_load"})
+"""Policies that look at loads only."""
 
 
 class Pool:
@@ -18,6 +20,7 @@ class Pool:
     def __init__(self, views: Sequence[View], policy: str, seed: int) -> None:
         self.views = views
         self._policy = make_policy(policy, PolicyConfig(seed=seed))
+        self._reads_key = policy not in _BLIND
         self._reads_text = policy == "cache_aware"
 
     def choose(self, key: RouteKey, now: float) -> int:
@@ -25,6 +28,8 @@ class Pool:
 
     def key(self, flight: Flight) -> RouteKey:
         """Of a whole request. Texts are made up: a stream's common beginning, then something of its own."""
+        if not self._reads_key:
+            return EMPTY_KEY
         media = tuple(_media_key(item) for item in flight.items)
         text = _text(flight.request) if self._reads_text else b""
         patches = sum(item.size.patches for item in flight.items)

@@ -44,6 +44,9 @@ class ClusterPlan:
     preprocess_cores: int = 8
     """CPU cores of one worker that decode and resize; 0: the worker does it itself, before each forward."""
 
+    kv_tokens: int | None = None
+    """KV cache of each worker, as its engine reports it. None: what the memory model leaves for it."""
+
     def __post_init__(self) -> None:
         shapes = {worker.stages for worker in self.workers}
         problem = _problem(shapes)

@@ -50,6 +50,9 @@ class Simulation:
         self.events = Events()
         self.metrics = metrics
         self._plan, self._hardware = plan, hardware
+        self.stopped = False
+        """More than `most_bad` requests missed the targets."""
+        self._most_bad: int | None = None
         self._sizes: dict[Media, Item] = {}
         views = [View(f"{worker}-{index}") for index, worker in enumerate(plan.workers)]
         self._workers = [self._worker(worker) for worker in plan.workers]
@@ -65,11 +68,12 @@ class Simulation:
         self._separate_encode = any(worker.stages == E for worker in plan.workers)
         self._separate_decode = self._members[Stage.DECODE] != self._members[Stage.PREFILL]
 
-    def run(self, requests: Iterable[Request]) -> Metrics:
-        """Until the last of them is over."""
+    def run(self, requests: Iterable[Request], *, most_bad: int | None = None) -> Metrics:
+        """Until the last of them is over, or until more than `most_bad` have missed the targets."""
+        self._most_bad = most_bad
         self._feed(iter(requests))
         self.events.run()
-        if self.flights:
+        if self.flights and not self.stopped:
             raise RuntimeError(f"{len(self.flights)} simulated requests stand still, the first is {min(self.flights)}")
         return self.metrics
 
@@ -90,7 +94,7 @@ class Simulation:
         if flight.items:
             waits.append(("encode", flight.encode_wait_s))
         if flight.decoder is not None:
-            waits.append(("decode", flight.first_token_at - flight.prefilled_at))
+            waits.append(("decode", flight.ready_at - flight.complete_at))
         done = Finished(request.at, flight.first_token_at, self.events.now, request.output_tokens, tuple(waits))
         self.metrics.add(done, request.number)
         self._over(flight)
@@ -171,6 +175,9 @@ class Simulation:
         flight.done = True
         flight.end_leases()
         del self.flights[flight.id]
+        if self._most_bad is not None and self.metrics.bad > self._most_bad:
+            self.stopped = True
+            self.events.stop()
 
     def _language(self, stage: Stage, choice: int) -> LanguageWorker:
         worker = self._workers[self._members[stage][choice]]
@@ -217,7 +224,7 @@ class Simulation:
                 on_item=self._item_encoded,
                 on_refusal=self.refused,
             )
-        kv = KVBlocks(kv_tokens(memory, plan))
+        kv = KVBlocks(plan.kv_tokens or kv_tokens(memory, plan))
         return LanguageWorker(
             self.events,
             cost,
@@ -240,13 +247,6 @@ def kv_tokens(memory: WorkerMemory, plan: ClusterPlan) -> int:
     if tokens < 1:
         raise ConfigError(f"{memory.model.name} does not fit into {memory.tp} x {memory.device.name} for {plan.name}")
     return tokens
-
-
-def simulate(
-    plan: ClusterPlan, hardware: Hardware, requests: Iterable[Request], metrics: Metrics, *, seed: int = 0
-) -> Metrics:
-    """Raises `ConfigError` if the model does not fit."""
-    return Simulation(plan, hardware, metrics, seed=seed).run(requests)
 
 
 def fixed_cost(costs: Mapping[int, CostModel]) -> Callable[[int], CostModel]:

@@ -98,6 +98,18 @@ def test_whoever_joined_last_is_retracted() -> None:
     assert first.context == last.context == 35
 
 
+def test_who_ends_is_not_retracted() -> None:
+    """At one step the first needs a block and the last ends, which gives it one."""
+    decode = scheduler(kv=10, num_reserved_decode_tokens=1)
+    first, last = DecodeJob("first", 3, 6), DecodeJob("last", 5, 1)
+    start(decode, first, last)
+    ended = []
+    while decode.num_running:
+        ended += decode.stepped(1)
+    assert ended == [last, first]
+    assert decode.retractions == 0
+
+
 def test_adopted_from_prefill_of_the_same_worker() -> None:
     kv = KVBlocks(100)
     decode = DecodeScheduler(DecodeSchedulerConfig(max_running_requests=1), kv)
