@@ -30,7 +30,9 @@ floors: env  ## imports point only downwards
 	@$(BIN)/lint-imports
 
 unit: env  ## no network, no engine
-	@$(PYTEST) test/unit
+	@$(PYTEST) test/unit --ignore test/unit/transfer
+	@# On its own: Mooncake's library and torch in one process end it with a segmentation fault at exit.
+	@$(PYTEST) test/unit/transfer
 
 integration: env  ## router and emulated workers on loopback
 	@$(PYTEST) test/integration

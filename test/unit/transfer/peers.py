@@ -21,6 +21,11 @@ from sgl_epd.transfer.local import LocalHub, LocalTransfer
 BACKENDS = ("local", "shm", "zmq", "mooncake")
 
 
+def _state(task: Path) -> str:
+    """The one-letter state of a thread, which follows its name in brackets."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 class Target(Protocol):
     descriptor: Peer
 
@@ -54,7 +59,11 @@ class ProcessTarget:
         self.process.wait()
 
     def pause(self) -> None:
+        """Returns when every thread has stopped: a signal only asks for it, and a busy machine takes its time."""
         self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while not all(_state(task) == "T" for task in tasks.iterdir()):
+            time.sleep(0.005)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
