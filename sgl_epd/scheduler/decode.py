@@ -31,6 +31,9 @@ class DecodeSchedulerConfig:
 
     max_running_requests: int = option(256, "Answers that grow at the same time", group=_GROUP)
     num_reserved_decode_tokens: int = option(512, "Room for an answer when it is admitted", group=_GROUP)
+    max_decode_preallocated: int = option(
+        512, "Requests that may have KV while their prefill is still on its way", group=_GROUP
+    )
     max_decode_waiting: int = option(4096, "Requests that may wait for KV; beyond it 503", group=_GROUP)
 
     def __post_init__(self) -> None:
@@ -102,8 +105,8 @@ class DecodeScheduler:
     def grant(self) -> list[DecodeJob]:
         """Those that have KV now. Their contents may be sent; when they are there, call `ready`."""
         granted = []
-        most = self._config.max_running_requests
-        while self._waiting and len(self._running) + self._granted < most and self._take(self._waiting[0]):
+        most = self._config.max_decode_preallocated
+        while self._waiting and self._granted < most and self._take(self._waiting[0]):
             granted.append(self._waiting.popleft())
             self._granted += 1
         return granted
@@ -113,7 +116,7 @@ class DecodeScheduler:
 
         The caller has checked with `ensure_fits` before the prefill.
         """
-        if len(self._running) + self._granted >= self._config.max_running_requests:
+        if len(self._running) + len(self._ready) >= self._config.max_running_requests:
             return False
         job.blocks = blocks
         self._granted += 1
@@ -124,8 +127,8 @@ class DecodeScheduler:
         self._ready.append(job)
 
     def join(self) -> int:
-        """Between two steps: all that are ready join the batch. The size of the batch."""
-        while self._ready:
+        """Between two steps: those that are ready join the batch while it has places. The size of the batch."""
+        while self._ready and len(self._running) < self._config.max_running_requests:
             job = self._ready.popleft()
             self._granted -= 1
             job.joined_step, job.number = self._step, next(self._numbers)

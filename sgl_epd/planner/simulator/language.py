@@ -212,15 +212,19 @@ class LanguageWorker:
             self._grant()
 
     def _grant(self) -> None:
+        resumed = False
         for job in self._decode.grant():
             flight = self._hooks.flights[job.request_id]
             if flight.granted:
                 # Retracted before; its KV is still in this host.
                 self._decode.ready(job)
+                resumed = True
                 continue
             flight.granted = True
             if flight.prefiller is not None:
                 flight.prefiller.may_begin(flight)
+        if resumed:
+            self.kick()
 
     # The device
 
@@ -343,7 +347,8 @@ class LanguageWorker:
         for job in self._decode.stepped(steps):
             self._hooks.finished(self._hooks.flights[job.request_id])
         self._grant()
-        self._next()
+        if not self._busy:
+            self._next()
 
 
 class _Leap:

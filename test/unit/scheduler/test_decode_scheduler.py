@@ -69,11 +69,28 @@ def test_kv_is_granted_in_order_and_limits_the_batch() -> None:
 
 
 def test_most_running() -> None:
+    """KV may be there for more: the others join as places become free."""
     decode = scheduler(max_running_requests=2)
+    jobs = [DecodeJob(name, 10, left) for name, left in (("a", 5), ("b", 3), ("c", 4))]
+    start(decode, *jobs)
+    assert decode.num_running == 2
+    assert decode.stepped(3) == [jobs[1]]
+    assert decode.join() == 2
+    assert decode.stepped(2) == [jobs[0]]
+    assert decode.stepped(2) == [jobs[2]]
+
+
+def test_most_preallocated() -> None:
+    decode = scheduler(max_decode_preallocated=2)
     for name in "abc":
         decode.submit(DecodeJob(name, 10, 5))
-    assert [job.request_id for job in decode.grant()] == ["a", "b"]
+    first, second = decode.grant()
     assert decode.grant() == []
+    decode.ready(first)
+    assert decode.grant() == [], "it has not joined yet"
+    decode.join()
+    assert [job.request_id for job in decode.grant()] == ["c"]
+    assert second.blocks > 0
 
 
 def test_whoever_joined_last_is_retracted() -> None:
@@ -137,12 +154,14 @@ def test_refusals() -> None:
 @pytest.mark.parametrize("when", ["waiting", "granted", "ready", "running"])
 def test_cancel(when: str) -> None:
     kv = KVBlocks(1000)
-    decode = DecodeScheduler(DecodeSchedulerConfig(max_running_requests=1), kv)
+    decode = DecodeScheduler(DecodeSchedulerConfig(max_running_requests=1, max_decode_preallocated=1), kv)
     gone, other = DecodeJob("gone", 10, 20), DecodeJob("other", 10, 2)
     decode.submit(gone)
     decode.submit(other)
     if when != "waiting":
         assert decode.grant() == [gone]
+    if when != "waiting":
+        assert kv.free < 1000
     if when in ("ready", "running"):
         decode.ready(gone)
     if when == "running":
