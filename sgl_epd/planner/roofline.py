@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sgl_epd.errors import ConfigError
+from sgl_epd.errors import BadRequestError, ConfigError
 from sgl_epd.planner.cost_model import (
     CostModel,
     DecodeCost,
@@ -23,8 +23,9 @@ from sgl_epd.planner.cost_model import (
 )
 from sgl_epd.planner.devices import Device, load_device
 from sgl_epd.planner.models import load_model
-from sgl_epd.planner.models.spec import ModelSpec
+from sgl_epd.planner.models.spec import MediaSize, ModelSpec
 
+_TYPICAL_CLIP_S = 10.0
 _TYPICAL_SIDE = 1024
 """Of the image by which the projector's share of the encode work is counted."""
 
@@ -100,10 +101,18 @@ def resolve_cost_model(name: str) -> CostModel:
     return roofline(load_model(model), load_device(device), tp=int(tp or 1), created="computed when asked for")
 
 
+def _typical_media(model: ModelSpec) -> MediaSize:
+    """A picture, or a clip for a model that only hears."""
+    try:
+        return model.media.image(_TYPICAL_SIDE, _TYPICAL_SIDE)
+    except BadRequestError:
+        return model.media.audio(_TYPICAL_CLIP_S)
+
+
 def encode_flops_per_patch(model: ModelSpec) -> float:
     """Multiplications with weights, and attention inside windows; full attention goes with the squares."""
     vision = model.vision
-    ratio = vision.projector_ratio(model.media.image(_TYPICAL_SIDE, _TYPICAL_SIDE))
+    ratio = vision.projector_ratio(_typical_media(model))
     windows = 4.0 * vision.hidden * vision.windowed_layers * vision.window
     return 2.0 * (vision.layer_params + ratio * vision.projector_params) + windows
 
