@@ -10,17 +10,16 @@ from collections import deque
 from typing import Protocol
 
 from sgl_epd.cache.mm_block_manager import MMBlockManager
-from sgl_epd.cache.reservation import Found, Reservation, Want
+from sgl_epd.cache.reservation import Want
 from sgl_epd.errors import RequestError
 from sgl_epd.planner.cost_model import CostModel, attended_pairs
-from sgl_epd.planner.models.spec import NO_MEDIA, ModelSpec
+from sgl_epd.planner.models.spec import ModelSpec
 from sgl_epd.planner.simulator.events import Events, Link
 from sgl_epd.planner.simulator.flight import Flight, Item
+from sgl_epd.planner.simulator.intake import Intake
 from sgl_epd.planner.stages import Stage, Stages
 from sgl_epd.scheduler.decode import DecodeJob, DecodeScheduler
 from sgl_epd.scheduler.prefill import Chunk, PrefillJob, PrefillScheduler
-
-_FOREVER = float("inf")
 
 
 class Hooks(Protocol):
@@ -53,13 +52,14 @@ class LanguageWorker:
         reserve_tokens: int,
     ) -> None:
         self._events, self._cost, self._model, self._hooks = events, cost, model, hooks
-        self._prefill, self._decode, self._blocks = prefill, decode, blocks
+        self._prefill, self._decode = prefill, decode
+        self._intake = Intake(
+            events, cost, blocks, hooks.flights, self._complete, encodes=Stage.ENCODE in stages, cores=cores
+        )
         self._encodes = Stage.ENCODE in stages
         self._decodes = Stage.DECODE in stages
         self._reserve_tokens = reserve_tokens if self._decodes else 0
         self._link = Link()
-        self._cores = [0.0] * cores
-        """When each of them is idle."""
         self._prefixes: set[str] = set()
         """Streams whose common beginning is in the KV cache."""
         self._adoptees: deque[tuple[Flight, DecodeJob, int]] = deque()
@@ -72,28 +72,15 @@ class LanguageWorker:
     def expect(self, flight: Flight) -> None:
         """A request comes here for prefill. Raises what the schedulers raise; then nothing is held."""
         flight.prefiller = self
-        if not flight.items:
-            self._complete(flight)
-        elif self._encodes:
-            self._preprocess(flight)
-        else:
-            wants = [item.want for item in flight.items]
-            flight.reservation = self._blocks.reserve(flight.id, wants, self._events.now, _FOREVER)
-            self._step_blocks()
+        self._intake.expect(flight)
 
     def encoded(self, flight: Flight, want: Want) -> None:
-        """An encoder has it: fetch it, if its blocks are reserved and it is for this request to do so."""
-        reservation = flight.reservation
-        embedding = reservation.embeddings.get(want) if reservation is not None else None
-        if embedding is not None and embedding.writer is reservation:
-            flight.encoders[want].deliver(flight, want, self._arrived)
+        """An encoder has this embedding."""
+        self._intake.encoded(flight, want)
 
     def give_up(self, flight: Flight) -> None:
         """The request is over before its prefill is."""
-        if flight.reservation is not None:
-            self._blocks.release(flight.reservation, self._events.now)
-            flight.reservation = None
-            self._step_blocks()
+        self._intake.release(flight)
         if flight.prefill_job is not None:
             self._prefill.cancel(flight.prefill_job)
 
@@ -109,53 +96,6 @@ class LanguageWorker:
         self._prefill.release(flight.prefill_job)
         self.kick()
         flight.decoder.kv_arrived(flight)
-
-    def _step_blocks(self) -> None:
-        changes = self._blocks.step(self._events.now)
-        for reservation in changes.granted:
-            self._reserved(self._hooks.flights[reservation.owner], reservation)
-        for embedding in changes.promoted:
-            writer = embedding.writer
-            if writer is not None:
-                flight = self._hooks.flights[writer.owner]
-                if embedding.want in flight.encoded:
-                    self.encoded(flight, embedding.want)
-
-    def _reserved(self, flight: Flight, reservation: Reservation) -> None:
-        if reservation.complete:
-            self._complete(flight)
-            return
-        for want, found in reservation.found.items():
-            if found is Found.MISS and want in flight.encoded:
-                self.encoded(flight, want)
-
-    def _arrived(self, flight: Flight, want: Want) -> None:
-        """Whoever waits for this embedding has it now."""
-        reservation = flight.reservation
-        if reservation is None or not self._blocks.fill(reservation, want):
-            return
-        for holder in list(reservation.embeddings[want].holders):
-            if holder.complete:
-                self._complete(self._hooks.flights[holder.owner])
-
-    def _preprocess(self, flight: Flight) -> None:
-        """On this worker's own cores, in order of arrival. Without cores the forward does it."""
-        loaded: set[int] = set()
-        flight.unprepared = len(flight.items) if self._cores else 0
-        if not self._cores:
-            self._complete(flight)
-        for item in flight.items if self._cores else ():
-            megapixels = 0.0 if item.content in loaded else item.megapixels
-            loaded.add(item.content)
-            core = min(range(len(self._cores)), key=self._cores.__getitem__)
-            begin = max(self._events.now, self._cores[core])
-            self._cores[core] = begin + self._cost.preprocess.seconds(1, megapixels)
-            self._events.at(self._cores[core], self._preprocessed, flight)
-
-    def _preprocessed(self, flight: Flight) -> None:
-        flight.unprepared -= 1
-        if not flight.unprepared and not flight.done:
-            self._complete(flight)
 
     def _complete(self, flight: Flight) -> None:
         """Text, pixels or embeddings are all there."""
@@ -257,51 +197,25 @@ class LanguageWorker:
                 flight.started_at = now
                 media += flight.items if self._encodes else ()
         if media:
-            seconds += self._encode_s(media)
+            seconds += self._intake.encode_s(media)
         new = sum(chunk.new for chunk in batch)
         seconds += self._cost.prefill.seconds(new, sum(attended_pairs(chunk.new, chunk.past) for chunk in batch))
         self._busy = True
         self.busy_s += seconds
         self._events.after(seconds, self._prefilled, batch, media)
 
-    def _encode_s(self, media: list[Item]) -> float:
-        """Of what is not cached; equal items once."""
-        fresh = [item for item in {item.want: item for item in media}.values() if self._blocks.find(item.want) is None]
-        if not fresh:
-            return 0.0
-        size = sum((item.size for item in fresh), NO_MEDIA)
-        seconds = self._cost.encode.seconds(size.patches, size.patches_squared)
-        if not self._cores:
-            pixels = {item.content: item.megapixels for item in fresh}
-            seconds += self._cost.preprocess.seconds(len(fresh), sum(pixels.values()))
-        return seconds
-
     def _prefilled(self, batch: list[Chunk], media: list[Item]) -> None:
         self._busy = False
-        self._keep(media)
+        self._intake.keep(media)
         for job in self._prefill.ran(batch):
             flight = self._hooks.flights[job.request_id]
             self._prefixes.add(flight.request.stream)
-            if flight.reservation is not None:
-                self._blocks.release(flight.reservation, self._events.now)
-                flight.reservation = None
+            self._intake.release(flight)
             if flight.decoder is None:
                 self._continue_here(flight, job)
             else:
                 self._send_kv(flight)
-        if self._blocks.num_waiting:
-            self._step_blocks()
         self.kick()
-
-    def _keep(self, media: list[Item]) -> None:
-        """What was encoded here goes into the cache if there is room."""
-        for item in media:
-            if self._blocks.layout.blocks_for(item.want.rows) > self._blocks.layout.num_blocks:
-                continue
-            reservation = self._blocks.reserve("cache", [item.want], self._events.now, _FOREVER)
-            self._blocks.step(self._events.now)
-            self._blocks.fill(reservation, item.want)
-            self._blocks.release(reservation, self._events.now)
 
     def _continue_here(self, flight: Flight, job: PrefillJob) -> None:
         self._hooks.first_token(flight)

@@ -71,9 +71,9 @@ def run(cluster: str, workload: Workload, count: int, rate: float = 1.0, seed: i
 
 def check_nothing_is_held(simulation: Simulation) -> None:
     for worker in simulation._workers:
-        worker._blocks.check()
-        layout = worker._blocks.layout
-        assert worker._blocks.free_blocks + worker._blocks.cached_blocks == layout.num_blocks
+        blocks = worker._intake.blocks if isinstance(worker, LanguageWorker) else worker._blocks
+        blocks.check()
+        assert blocks.free_blocks + blocks.cached_blocks == blocks.layout.num_blocks
         if isinstance(worker, LanguageWorker):
             kv = worker._prefill._kv
             assert (kv.free, worker._prefill.waiting_tokens, worker._decode.context_tokens) == (kv.total, 0, 0)
