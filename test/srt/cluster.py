@@ -89,10 +89,12 @@ class Cluster:
         self.servers[name] = server
         return server
 
-    def wait_ready(self, path: str = "/health") -> None:
+    def wait_ready(self) -> None:
         """Raises `RuntimeError` with the end of the log of a server that died or did not come up."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         for server in self.servers.values():
+            # The router is ready when it has seen its workers healthy, a little after they are.
+            path = "/readiness" if server.name == "router" else "/health"
             while not _answers(server.url + path):
                 if server.process.poll() is not None:
                     raise RuntimeError(f"{server.name} ended with {server.process.returncode}:\n{server.tail()}")
