@@ -6,7 +6,8 @@
 Method: mock workers and load client in C share one core, the router under test has another to itself; CPU is read from
 the process clocks of the router's processes; each repetition starts each router anew, in alternating order; every reply
 is checked for status, content and number of events, and the workers count the legs. Figures are medians with the lowest
-and highest repetition in brackets. Absolute figures move with the machine; the goals are ratios within one run.
+and highest repetition in brackets. Absolute figures move with the machine; the goals are ratios within one run. Where
+others use the cores too, `--tries N` repeats what they disturbed, and the result tells how much they did.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 import psutil
 from overhead.bodies import SIZES, chat_body, write_bodies
-from overhead.cells import Cell, cells, measure
+from overhead.cells import DISTURBED, Bench, Cell, cells, measure_undisturbed
 from overhead.mocks import Workers, build
 from overhead.peers import PINS, peers_python, versions
 from overhead.report import Results, goals_json, markdown
@@ -43,7 +44,9 @@ def parse_args() -> argparse.Namespace:
         "--cells", nargs="*", default=[], metavar="TEXT", help="only cells whose name has one of these texts"
     )
     parser.add_argument("--peers-venv", type=Path, default=REPO / ".venv-peers", help="made when it is missing")
-    parser.add_argument("--wait-idle", type=float, default=0.0, metavar="SECS", help="wait so long for idle cores")
+    parser.add_argument(
+        "--tries", type=int, default=1, help="repeat a measurement that others disturbed, at most so often"
+    )
     parser.add_argument("--base-port", type=int, default=22400)
     parser.add_argument(
         "--out", type=Path, help="JSON result; default benchmark/results/router_overhead.json, none with --quick"
@@ -88,16 +91,7 @@ def describe(peers: Path, site: Site, idle: list[float]) -> dict[str, Any]:
     }
 
 
-def await_idle(site: Site, patience_s: float) -> None:
-    """Wait, at most `patience_s`, until nobody else uses the two cores."""
-    give_up_at = time.monotonic() + patience_s
-    while time.monotonic() < give_up_at:
-        idle = idle_share(1.0)
-        if min(idle[site.router_core], idle[site.load_core]) > 0.95:
-            return
-
-
-def run_target(target: Target, todo: list[Cell], site: Site, build_dir: Path) -> dict[str, dict[str, Any]]:
+def run_target(target: Target, todo: list[Cell], site: Site, build_dir: Path, tries: int) -> dict[str, dict[str, Any]]:
     """One repetition of one router: start it and the workers, take every cell, stop both. Cell name -> result."""
     workers = Workers(build_dir, list(site.prefill), list(site.decode), site.load_core)
     router = None
@@ -107,9 +101,9 @@ def run_target(target: Target, todo: list[Cell], site: Site, build_dir: Path) ->
             log = build_dir / f"{target.name.split()[0]}.log"
             router = RunningRouter(target, site, log)
             router.wait_ready(site.router_port, chat_body(SIZES["2 KiB"]).replace(b"N" * 16, b"0" * 16))
-        bodies = write_bodies(build_dir / "bodies")
+        bench = Bench(target, router, workers, site, build_dir, write_bodies(build_dir / "bodies"))
         for cell in todo:
-            taken[cell.name] = measure(cell, target, router, workers, site, build_dir, bodies[cell.body])
+            taken[cell.name] = measure_undisturbed(cell, bench, tries)
             taken[cell.name]["router_rss_mb"] = router.rss_mb() if router else 0.0
             show(target, cell, taken[cell.name])
     finally:
@@ -123,21 +117,18 @@ def show(target: Target, cell: Cell, result: dict[str, Any]) -> None:
     events = f", {result['cpu_us_per_event']:6.1f} us/event" if cell.events else ""
     line = f"  {target.name:26s} {cell.name:12s} p50 {result['p50_ms']:9.3f} ms, {result['requests_per_s']:9.1f} req/s"
     trouble = f"  PROBLEM: {'; '.join(result['problems'])}" if result["problems"] else ""
-    if result["foreign_share"] > 0.1:
-        trouble += f"  (others used {result['foreign_share']:.0%} of the router's core)"
+    if result["foreign_share"] > DISTURBED:
+        trouble += f"  (others used {result['foreign_share']:.0%} of a core)"
     print(f"{line}, CPU {result['cpu_ms']:8.3f} ms/req{events}{trouble}", flush=True)
 
 
-def run(
-    chosen: list[Target], todo: list[Cell], repetitions: int, site: Site, build_dir: Path, patience_s: float
-) -> Results:
+def run(chosen: list[Target], todo: list[Cell], repetitions: int, site: Site, build_dir: Path, tries: int) -> Results:
     """All repetitions, every second one in reverse order."""
     results: Results = {target.name: {cell.name: [] for cell in todo} for target in chosen}
     for repetition in range(repetitions):
         print(f"repetition {repetition + 1} of {repetitions}", flush=True)
         for target in chosen if repetition % 2 == 0 else reversed(chosen):
-            await_idle(site, patience_s)
-            for name, result in run_target(target, todo, site, build_dir).items():
+            for name, result in run_target(target, todo, site, build_dir, tries).items():
                 results[target.name][name].append(result)
     return results
 
@@ -155,7 +146,7 @@ def main() -> int:
         print(f"warning: the cores are not idle ({idle}); figures will be off", file=sys.stderr)
     about = describe(python, site, idle)
     started = time.monotonic()
-    results = run(chosen, todo, args.repetitions or (1 if args.quick else 3), site, build_dir, args.wait_idle)
+    results = run(chosen, todo, args.repetitions or (1 if args.quick else 3), site, build_dir, args.tries)
     about["duration_s"] = round(time.monotonic() - started)
     complete = not args.cells and not args.only
     table = markdown(results) if not args.cells and "sgl-epd" in results else ""

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from overhead.mocks import pin
+from overhead.mocks import pin, process_seconds
 
 REPO = Path(__file__).resolve().parent.parent.parent
 BOOTSTRAP_PORT = 8998
-CPUCLOCK_SCHED = 2  # <linux/posix-timers.h>: user and system time of all threads, in nanoseconds
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class RunningRouter:
     def cpu_s(self) -> float:
         """CPU seconds so far of the router's processes, all threads, those that ended included."""
         processes = [self._process.pid, *(p.pid for p in psutil.Process(self._process.pid).children(recursive=True))]
-        return sum(time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) for pid in processes)
+        return sum(map(process_seconds, processes))
 
     def rss_mb(self) -> float:
         root = psutil.Process(self._process.pid)
