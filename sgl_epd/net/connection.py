@@ -16,6 +16,7 @@ from sgl_epd.errors import RequestError, RequestTimeoutError
 from sgl_epd.net.buffers import uninitialized
 from sgl_epd.net.chunked import ChunkedBody
 from sgl_epd.net.exchange import Exchange
+from sgl_epd.net.low_water import LowWater
 from sgl_epd.net.pending import PendingBytes
 from sgl_epd.net.replies import respond_error
 from sgl_epd.net.request_head import CHUNKED, RequestHead
@@ -63,6 +64,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         # A body of known length: the kernel writes behind `_filled`.
         self._body = memoryview(b"")
         self._filled = 0
+        self._low_water: LowWater | None = None
         self._chunked: ChunkedBody | None = None
 
     # -- transport callbacks -------------------------------------------------------------------------------------
@@ -73,6 +75,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if transport.get_extra_info("sslcontext") is None:
+                self._low_water = LowWater(sock)
         peer = transport.get_extra_info("peername")
         self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self._server.connections.add(self)
@@ -195,6 +199,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _filled_up(self, size: int) -> None:
         self._filled += size
+        if self._low_water is not None:
+            self._low_water.expect(len(self._body) - self._filled)
         if self._filled == len(self._body):
             self._body = memoryview(b"")
             self._run_handler()
@@ -253,6 +259,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         exchange.body = buffer
         self._body = memoryview(buffer)
         self._filled = have
+        if self._low_water is not None:
+            self._low_water.expect(length - have)
 
     def _feed_chunked(self, data: memoryview | bytes) -> None:
         self._deadline = self._loop.time() + self._limits.body_stall_timeout_s
