@@ -46,7 +46,16 @@ def _ask_streaming(url: str, body: dict[str, Any]) -> Answer:
             text += choice["delta"].get("content") or ""
             finish = choice["finish_reason"] or finish
             logprobs.append(choice.get("logprobs"))
-    return _answer(text, finish, logprobs, usage)
+    return _without_end_token(_answer(text, finish, logprobs, usage))
+
+
+def _without_end_token(answer: Answer) -> Answer:
+    """SGLang 0.5.23 sends a streamed step's log-probabilities with its text. The end token has none, so its entry comes
+    only where it shared a step with the last word (`serving_chat.py`, `remaining_logprobs`): chance, not content."""
+    if "".join(answer.tokens) == answer.text:
+        return answer
+    assert "".join(answer.tokens[:-1]) == answer.text, answer
+    return answer._replace(tokens=answer.tokens[:-1], logprobs=answer.logprobs[:-1], top=answer.top[:-1])
 
 
 def stream_events(url: str, body: dict[str, Any]) -> list[str]:
