@@ -37,6 +37,7 @@ def install(role: str, *, on_cpu: bool) -> None:
         fork_start,
         idle_sleep,
         mm_processors,
+        prefill_restart,
     )
     from sgl_epd_srt.upstream import check_version
 
@@ -45,6 +46,8 @@ def install(role: str, *, on_cpu: bool) -> None:
     idle_sleep.install()
     if role == "prefill":
         failed_embedding.install()
+    if role == "decode":
+        prefill_restart.install()
     if on_cpu:
         fork_start.install()
         cpu_deterministic.install()

@@ -234,6 +234,9 @@ def _environment(role: Role, argv: Sequence[str], machine: Machine, on_cpu: bool
     if arch is not None:
         env["SGL_EPD_MODEL_ARCH"] = arch
         env["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "sgl_epd_srt.wanted_models"
+    if role is Role.DECODE:
+        # Until then requests wait for a prefill worker that has been replaced (hooks/prefill_restart.py).
+        env["SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL"] = "2"
     if on_cpu:
         env |= {
             "SGLANG_USE_CPU_ENGINE": "1",
